@@ -1,0 +1,16 @@
+// Removes compiled files whose source is gone. The server loads every module in dist/shims, so a shim that
+// was deleted or renamed must not live on there, and `tsc` never deletes what it once wrote.
+import { existsSync, readdirSync, rmSync } from 'node:fs';
+import { dirname, join } from 'node:path';
+import { fileURLToPath } from 'node:url';
+
+const root = join(dirname(fileURLToPath(import.meta.url)), '..');
+
+for (const folder of ['src', 'shims']) {
+  const compiled = join(root, 'dist', folder);
+  if (!existsSync(compiled)) continue;
+  for (const file of readdirSync(compiled, { recursive: true, encoding: 'utf8' })) {
+    const stem = /^(.*?)(?:\.d\.ts|\.js)$/.exec(file)?.[1];
+    if (stem !== undefined && !existsSync(join(root, folder, `${stem}.ts`))) rmSync(join(compiled, file));
+  }
+}
