@@ -57,7 +57,18 @@ export default tseslint.config(
       'no-restricted-syntax': ['error', noBarrels, noDefaultExports],
       '@typescript-eslint/switch-exhaustiveness-check': 'error',
       '@typescript-eslint/consistent-type-imports': 'error',
-      '@typescript-eslint/restrict-template-expressions': ['error', { allowNumber: true }],
+      '@typescript-eslint/restrict-template-expressions': [
+        'error',
+        // The strict preset with numbers: naming one option brings back the lax defaults of the others.
+        {
+          allowNumber: true,
+          allowAny: false,
+          allowBoolean: false,
+          allowNever: false,
+          allowNullish: false,
+          allowRegExp: false,
+        },
+      ],
       // Handlers, callbacks and fakes are async because their contract says so.
       '@typescript-eslint/require-await': 'off',
     },
