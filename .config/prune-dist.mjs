@@ -9,8 +9,9 @@ const root = join(dirname(fileURLToPath(import.meta.url)), '..');
 for (const folder of ['src', 'shims']) {
   const compiled = join(root, 'dist', folder);
   if (!existsSync(compiled)) continue;
-  for (const file of readdirSync(compiled, { recursive: true, encoding: 'utf8' })) {
-    const stem = /^(.*?)(?:\.d\.ts|\.js)$/.exec(file)?.[1];
-    if (stem !== undefined && !existsSync(join(root, folder, `${stem}.ts`))) rmSync(join(compiled, file));
+  for (const path of readdirSync(compiled, { recursive: true, encoding: 'utf8' })) {
+    const stem = /^(.*?)(?:\.d\.ts|\.js)$/.exec(path)?.[1];
+    const source = join(root, folder, stem === undefined ? path : `${stem}.ts`);
+    if (!existsSync(source)) rmSync(join(compiled, path), { recursive: true, force: true });
   }
 }
