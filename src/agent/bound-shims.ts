@@ -1,0 +1,274 @@
+import { within, type Clock } from './clock.js';
+import { implementsCallback, type CallbackName } from './delegating.js';
+import type { EffectRecorder } from './effects.js';
+import type { Change, EventInput } from './events.js';
+import type { AgentTask, RunResult, RunnerHooks } from './hooks.js';
+import { messageOf, RunCancelledError, runErrorData, ShimError } from './run-errors.js';
+import type { InFlight } from './run.js';
+import { ShimScope, type AttemptPort } from './scope.js';
+import { BoundShim, type Shim, type ShimTimeouts, type ToolSourceBinding } from './shim.js';
+import { ShimNamespace } from './shim-namespace.js';
+import type { RunContext } from './state-map.js';
+import { PreparedTurn, type TurnCore } from './turn.js';
+
+/** An agent's shim under the name that errors, events, effects and state keys use. */
+export interface NamedShim {
+  readonly name: string;
+  readonly shim: Shim;
+  /** Content hash of the file it came from (R118); empty for a shim made in code. */
+  readonly hash: string;
+  /** For a child agent: the restricted sources that the parent's session hands down (R101). */
+  readonly bindings?: readonly ToolSourceBinding[];
+}
+
+const DEFAULT_TIMEOUT_MS = 30_000;
+/** How long a callback may still settle after the run was cancelled (R78). */
+export const GRACE_MS = 1000;
+
+/** One shim's session in one attempt. */
+export interface ShimSession {
+  readonly name: string;
+  readonly shim: Shim;
+  readonly bound: BoundShim;
+  readonly namespace: ShimNamespace | undefined;
+  readonly signal: AbortSignal;
+  scope: ShimScope;
+  started: boolean;
+  turn: PreparedTurn | undefined;
+}
+
+/** What the sessions need of the attempt they serve. */
+export interface SessionHost {
+  readonly port: AttemptPort;
+  readonly clock: Clock;
+  readonly effects: EffectRecorder;
+  readonly transientState: RunContext;
+  /** Whether the attempt may still write events. */
+  readonly ended: boolean;
+  readonly turnNumber: number | undefined;
+  /** The turn whose writes can be undone when a callback is skipped. */
+  readonly core: TurnCore | undefined;
+  event(event: EventInput): void;
+  inFlight(entry: InFlight): void;
+}
+
+type Phase = CallbackName | 'bind' | 'dispose' | 'state';
+
+/** An agent's shims, bound for one attempt: called in list order, cleaned up in list order, each failure named. */
+export class BoundShims {
+  readonly sessions: readonly ShimSession[];
+  readonly hooks: readonly RunnerHooks[];
+  readonly #host: SessionHost;
+  readonly #active = new Map<CallbackName, readonly ShimSession[]>();
+
+  private constructor(host: SessionHost, sessions: readonly ShimSession[], hooks: readonly RunnerHooks[]) {
+    this.#host = host;
+    this.sessions = sessions;
+    this.hooks = hooks;
+  }
+
+  /**
+   * Binds one session per shim, in order. A throw disposes those that were bound (R7).
+   * @throws ShimError phase `bind`, or `state` when a saved state cannot be taken up
+   */
+  static async bind(shims: readonly NamedShim[], task: AgentTask, host: SessionHost, hostHooks: readonly RunnerHooks[]): Promise<BoundShims> {
+    const sessions: ShimSession[] = [];
+    const hooks: RunnerHooks[] = [...hostHooks];
+    try {
+      for (const named of shims) {
+        const { name, shim } = named;
+        const bound = await bindOne(named, task, host);
+        const namespace = shim.stateDefinition === undefined ? undefined : new ShimNamespace(name, shim.stateDefinition, host.port.working);
+        const signal = host.port.signal;
+        sessions.push({ name, shim, bound, namespace, signal, scope: new ShimScope(host.port, name, { namespace, signal }), started: false, turn: undefined });
+        guardSync(name, 'state', () => namespace?.load());
+        hooks.push(...guardSync(name, 'runnerHooks', () => bound.runnerHooks()));
+      }
+    } catch (error) {
+      await disposeAll(sessions, host);
+      throw error;
+    }
+    return new BoundShims(host, sessions, hooks);
+  }
+
+  /** The sessions that do something in a callback. */
+  active(callback: CallbackName): readonly ShimSession[] {
+    const known = this.#active.get(callback);
+    if (known !== undefined) return known;
+    const sessions = this.sessions.filter((session) => implementsCallback(session.bound, callback));
+    this.#active.set(callback, sessions);
+    return sessions;
+  }
+
+  /** The view of the turn in progress that belongs to one session. */
+  turnOf(session: ShimSession): PreparedTurn {
+    const core = this.#host.core;
+    if (core === undefined) throw new Error('No turn is in progress.');
+    session.turn ??= new PreparedTurn(core, session.scope);
+    return session.turn;
+  }
+
+  endTurn(): void {
+    for (const session of this.sessions) session.turn = undefined;
+  }
+
+  /**
+   * Runs one callback of one session within its bounds: timeout, cancel with a grace, undo where the shim may skip, effects.
+   * @returns what it returned; undefined when it was skipped
+   * @throws ShimError, RunCancelledError
+   */
+  async call<T>(session: ShimSession, callback: keyof ShimTimeouts, run: () => T | PromiseLike<T>): Promise<T | undefined> {
+    const host = this.#host;
+    const startedAt = host.clock.now();
+    const undo = session.shim.onFailure === 'skip' ? this.#snapshot() : undefined;
+    try {
+      const returned = run();
+      const value = isPromise(returned) ? await this.#bounded(session, callback, returned) : returned;
+      session.namespace?.flush();
+      this.#recordEffects(session.name, callback, host.effects.take(), host.clock.now() - startedAt);
+      return value;
+    } catch (error) {
+      if (error instanceof RunCancelledError) throw error;
+      const failure = error instanceof ShimError ? error : new ShimError(session.name, callback, error);
+      if (undo === undefined) throw failure;
+      undo();
+      host.event({ type: 'shim.failed', ...this.#turn(), shim: session.name, callback, error: runErrorData(failure) });
+      return undefined;
+    }
+  }
+
+  /** Like `call` for the clean-up: the run's signal does not interrupt it (R67); its own time does. Nothing is undone or skipped. */
+  async cleanUp(session: ShimSession, result: RunResult | null): Promise<void> {
+    if (!implementsCallback(session.bound, 'onRunEnd')) return;
+    const host = this.#host;
+    if (session.scope.closed || session.scope.signal.aborted) {
+      session.scope = new ShimScope(host.port, session.name, { namespace: session.namespace, signal: new AbortController().signal });
+    }
+    const startedAt = host.clock.now();
+    try {
+      const returned = session.bound.onRunEnd(result, host.transientState, session.scope);
+      if (isPromise(returned)) await this.#bounded(session, 'onRunEnd', returned, true);
+      if (result !== null) session.namespace?.flush();
+      this.#recordEffects(session.name, 'onRunEnd', host.effects.take(), host.clock.now() - startedAt);
+    } catch (error) {
+      if (error instanceof ShimError) throw error;
+      throw new ShimError(session.name, 'onRunEnd', error);
+    }
+  }
+
+  async dispose(): Promise<void> {
+    await disposeAll(this.sessions, this.#host);
+  }
+
+  recordEffect(shim: string, callback: string, change: Change | undefined, ms: number): void {
+    if (change !== undefined) this.#recordEffects(shim, callback, [change], ms);
+  }
+
+  #recordEffects(shim: string, callback: string, changes: readonly Change[], ms: number): void {
+    if (changes.length > 0) this.#host.event({ type: 'shim.effect', ...this.#turn(), shim, callback, changes, ms });
+  }
+
+  #turn(): { readonly turn?: number } {
+    return this.#host.turnNumber === undefined ? {} : { turn: this.#host.turnNumber };
+  }
+
+  #snapshot(): () => void {
+    const { core, port, effects } = this.#host;
+    const undoState = port.working.snapshot();
+    const undoTools = core?.toolSet.snapshot();
+    const modelArgs = core === undefined ? null : structuredClone(core.modelArgs);
+    const gates = core?.gates.length ?? 0;
+    return () => {
+      undoState();
+      undoTools?.();
+      if (core !== undefined) {
+        if (!core.frozen) core.modelArgs = modelArgs;
+        core.gates.length = gates;
+      }
+      for (const session of this.sessions) session.namespace?.reset();
+      effects.rebase(core);
+    };
+  }
+
+  async #bounded<T>(session: ShimSession, callback: keyof ShimTimeouts, promise: PromiseLike<T>, cleaningUp = false): Promise<T> {
+    const host = this.#host;
+    const timeoutMs = session.shim.timeouts?.[callback] ?? DEFAULT_TIMEOUT_MS;
+    const outcome = await within(promise, {
+      clock: host.clock,
+      timeoutMs,
+      signal: cleaningUp ? undefined : host.port.signal,
+      graceMs: GRACE_MS,
+    });
+    switch (outcome.kind) {
+      case 'value':
+        return outcome.value;
+      case 'error':
+        throw outcome.error;
+      case 'timeout':
+        this.#giveUp(session);
+        host.event({ type: 'shim.timeout', ...this.#turn(), shim: session.name, callback, ms: outcome.ms });
+        throw new ShimError(session.name, callback, new Error(`it did not settle within ${outcome.ms} ms`), 'shim_timeout');
+      case 'aborted':
+        host.inFlight({ kind: 'shim', name: session.name, id: callback, obeyed: outcome.obeyed, ms: outcome.ms, sideEffects: outcome.obeyed ? 'none' : 'unknown' });
+        if (!outcome.obeyed) {
+          this.#giveUp(session);
+          if (!host.ended) host.event({ type: 'shim.orphaned', ...this.#turn(), shim: session.name, callback, ms: outcome.ms });
+        }
+        throw new RunCancelledError();
+    }
+  }
+
+  /** Closes the scope of a callback that did not stop: later writes through it throw, arrays it holds are detached. */
+  #giveUp(session: ShimSession): void {
+    session.scope.close();
+    const { working } = this.#host.port;
+    working.history = [...working.history];
+    session.scope = new ShimScope(this.#host.port, session.name, { namespace: session.namespace, signal: session.signal });
+    session.turn = undefined;
+  }
+}
+
+async function bindOne({ name, shim, bindings = [] }: NamedShim, task: AgentTask, host: SessionHost): Promise<BoundShim> {
+  try {
+    const promise = Promise.resolve(shim.bind({ task, toolSourceBindings: bindings }));
+    const outcome = await within(promise, { clock: host.clock, timeoutMs: DEFAULT_TIMEOUT_MS, signal: host.port.signal, graceMs: GRACE_MS });
+    switch (outcome.kind) {
+      case 'value':
+        if (!(outcome.value instanceof BoundShim)) throw new TypeError('bind gave no BoundShim');
+        return outcome.value;
+      case 'error':
+        throw outcome.error;
+      case 'timeout':
+        throw new ShimError(name, 'bind', new Error(`it did not settle within ${outcome.ms} ms`), 'shim_timeout');
+      case 'aborted':
+        host.inFlight({ kind: 'shim', name, id: 'bind', obeyed: outcome.obeyed, ms: outcome.ms, sideEffects: 'none' });
+        throw new RunCancelledError();
+    }
+  } catch (error) {
+    if (error instanceof ShimError || error instanceof RunCancelledError) throw error;
+    throw new ShimError(name, 'bind', error);
+  }
+}
+
+function guardSync<T>(shim: string, phase: Phase, run: () => T): T {
+  try {
+    return run();
+  } catch (error) {
+    throw new ShimError(shim, phase, error);
+  }
+}
+
+async function disposeAll(sessions: readonly ShimSession[], host: SessionHost): Promise<void> {
+  for (const session of sessions) {
+    try {
+      const outcome = await within(session.bound[Symbol.asyncDispose](), { clock: host.clock, timeoutMs: DEFAULT_TIMEOUT_MS, graceMs: 0 });
+      if (outcome.kind === 'error') throw outcome.error;
+    } catch (error) {
+      host.port.log.warn({ runId: host.port.runId, shim: session.name, reason: messageOf(error) }, 'disposing of a shim session failed');
+    }
+  }
+}
+
+function isPromise<T>(value: T | PromiseLike<T>): value is PromiseLike<T> {
+  return typeof value === 'object' && value !== null && 'then' in value && typeof value.then === 'function';
+}

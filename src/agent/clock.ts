@@ -1,0 +1,88 @@
+/** Time as the domain sees it; the real one is made in `app.ts`, tests bring their own. */
+export interface Clock {
+  /** Milliseconds since the epoch. */
+  now(): number;
+  /** Calls back once after so many milliseconds, unless the returned function was called before. */
+  after(ms: number, callback: () => void): () => void;
+}
+
+export const systemClock: Clock = {
+  now: () => Date.now(),
+  after: (ms, callback) => {
+    const timer = setTimeout(callback, ms);
+    return () => {
+      clearTimeout(timer);
+    };
+  },
+};
+
+/** Resolves after so many milliseconds, or at once when the signal aborts. */
+export async function pause(clock: Clock, ms: number, signal: AbortSignal): Promise<void> {
+  if (signal.aborted) return;
+  await new Promise<void>((resolve) => {
+    const done = (): void => {
+      cancelTimer();
+      signal.removeEventListener('abort', done);
+      resolve();
+    };
+    const cancelTimer = clock.after(ms, done);
+    signal.addEventListener('abort', done, { once: true });
+  });
+}
+
+export type Bounded<T> =
+  | { readonly kind: 'value'; readonly value: T }
+  | { readonly kind: 'error'; readonly error: unknown }
+  /** The time was over. */
+  | { readonly kind: 'timeout'; readonly ms: number }
+  /** The signal aborted; `obeyed` says whether the promise settled within the grace, `ms` how long that took. */
+  | { readonly kind: 'aborted'; readonly obeyed: boolean; readonly ms: number; readonly value?: T };
+
+export interface Bounds {
+  readonly clock: Clock;
+  readonly timeoutMs?: number | undefined;
+  readonly signal?: AbortSignal | undefined;
+  /** How long after the abort a promise may still settle on its own. */
+  readonly graceMs: number;
+}
+
+/**
+ * Waits for a promise no longer than the bounds allow and never rejects. A promise that is given up is still observed, so
+ * its later rejection is nobody's unhandled one; no timer or listener stays behind (R74).
+ */
+export async function within<T>(promise: PromiseLike<T>, bounds: Bounds): Promise<Bounded<T>> {
+  const { clock, timeoutMs, signal, graceMs } = bounds;
+  return new Promise<Bounded<T>>((resolve) => {
+    let abortedAt: number | undefined;
+    let cancelTimer = (): void => undefined;
+    const finish = (outcome: Bounded<T>): void => {
+      cancelTimer();
+      signal?.removeEventListener('abort', onAbort);
+      resolve(outcome);
+    };
+    const onAbort = (): void => {
+      abortedAt = clock.now();
+      cancelTimer();
+      cancelTimer = clock.after(graceMs, () => {
+        finish({ kind: 'aborted', obeyed: false, ms: graceMs });
+      });
+    };
+    if (signal?.aborted === true) onAbort();
+    else {
+      signal?.addEventListener('abort', onAbort, { once: true });
+      if (timeoutMs !== undefined && Number.isFinite(timeoutMs)) {
+        cancelTimer = clock.after(timeoutMs, () => {
+          finish({ kind: 'timeout', ms: timeoutMs });
+        });
+      }
+    }
+    promise.then(
+      (value) => {
+        finish(abortedAt === undefined ? { kind: 'value', value } : { kind: 'aborted', obeyed: true, ms: clock.now() - abortedAt, value });
+      },
+      (error: unknown) => {
+        finish(abortedAt === undefined ? { kind: 'error', error } : { kind: 'aborted', obeyed: true, ms: clock.now() - abortedAt });
+      },
+    );
+  });
+}

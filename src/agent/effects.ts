@@ -1,0 +1,181 @@
+import type { Change, EventInput, ItemPicture, Picture, SnapshotBoundary, TextDiff } from './events.js';
+import { cutText } from './json.js';
+import { internalMarkOf, kindOf, type HistoryItem, type Message } from './messages.js';
+import type { WorkingState } from './run-state.js';
+import type { PromptSpec } from './template.js';
+import type { ToolSet } from './tool-set.js';
+import type { TurnCore } from './turn.js';
+
+/** A short hash of a text; injected, since the domain has no crypto of its own. */
+export type Digest = (text: string) => string;
+
+const DIFF_LIMIT = 2000;
+
+/** The one stretch in which two texts differ: enough for instructions, which shims append to or replace. */
+export function diffTexts(before: string, after: string): TextDiff {
+  const most = Math.min(before.length, after.length);
+  let start = 0;
+  while (start < most && before.charCodeAt(start) === after.charCodeAt(start)) start += 1;
+  let end = 0;
+  while (end < most - start && before.charCodeAt(before.length - 1 - end) === after.charCodeAt(after.length - 1 - end)) end += 1;
+  return {
+    at: start,
+    removed: cutText(before.slice(start, before.length - end), DIFF_LIMIT),
+    added: cutText(after.slice(start, after.length - end), DIFF_LIMIT),
+  };
+}
+
+function textOf(value: string | PromptSpec): string {
+  return typeof value === 'string' ? value : JSON.stringify(value);
+}
+
+/**
+ * Finds what a callback changed, by looking at the working state after it and comparing with what was there after the last
+ * look. Cheap when nothing changed: references and counters are compared, and only what changed is serialised.
+ */
+export class EffectRecorder {
+  readonly #working: WorkingState;
+  readonly #digest: Digest;
+  #instructions: string | PromptSpec;
+  #history: readonly HistoryItem[];
+  #toolNames: readonly string[] = [];
+  #toolRevision = -1;
+  #modelArgs = 'null';
+  #core: TurnCore | undefined;
+  readonly #pictures = new WeakMap<object, ItemPicture>();
+  /** Digest of the history up to a length, so that a snapshot costs what was appended. */
+  #rolling: { items: readonly HistoryItem[]; size: number; digest: string } = { items: [], size: 0, digest: '' };
+
+  constructor(working: WorkingState, digest: Digest) {
+    this.#working = working;
+    this.#digest = digest;
+    this.#instructions = working.instructions;
+    this.#history = working.history.slice();
+  }
+
+  picture(text: string): Picture {
+    return { size: text.length, digest: this.#digest(text) };
+  }
+
+  /** Takes the present state as given: what the runner itself did is no shim's effect. */
+  rebase(core: TurnCore | undefined = this.#core): void {
+    this.#core = core;
+    this.#instructions = this.#working.instructions;
+    this.#history = this.#working.history.slice();
+    this.#working.takeStateChanges();
+    if (core !== undefined) {
+      this.#toolNames = toolNames(core.toolSet);
+      this.#toolRevision = core.toolSet.revision;
+      this.#modelArgs = core.modelArgs === null ? 'null' : JSON.stringify(core.modelArgs);
+    }
+  }
+
+  /** What changed since the last look. @throws NotJsonError where a shim put into the state what JSON cannot hold */
+  take(): Change[] {
+    const changes: Change[] = [];
+    const working = this.#working;
+    if (working.instructions !== this.#instructions) {
+      const [before, after] = [textOf(this.#instructions), textOf(working.instructions)];
+      if (before !== after) {
+        changes.push({ what: 'instructions', before: this.picture(before), after: this.picture(after), diff: diffTexts(before, after) });
+      }
+      this.#instructions = working.instructions;
+    }
+    working.settleHistory();
+    this.#takeHistory(changes);
+    this.#takeTools(changes);
+    for (const { key, json } of working.takeStateChanges()) {
+      changes.push({ what: 'state', key, op: json === undefined ? 'delete' : 'set', ...this.picture(json ?? '') });
+    }
+    return changes;
+  }
+
+  #takeHistory(changes: Change[]): void {
+    const before = this.#history;
+    const after = this.#working.history;
+    const kept = before.length;
+    const grown = after.length >= kept && before.every((item, index) => item === after[index]);
+    if (grown && after.length === kept) return;
+    if (grown) changes.push({ what: 'history+', items: after.slice(kept).map((item) => this.#itemPicture(item)) });
+    else changes.push({ what: 'history=', before: kept, after: after.length, items: after.slice(0, 50).map((item) => this.#itemPicture(item)) });
+    this.#history = after.slice();
+  }
+
+  #takeTools(changes: Change[]): void {
+    const core = this.#core;
+    if (core === undefined) return;
+    if (core.toolSet.revision !== this.#toolRevision) {
+      const after = toolNames(core.toolSet);
+      const added = after.filter((name) => !this.#toolNames.includes(name));
+      const removed = this.#toolNames.filter((name) => !after.includes(name));
+      if (added.length > 0) changes.push({ what: 'tools+', names: added });
+      if (removed.length > 0) changes.push({ what: 'tools-', names: removed });
+      this.#toolNames = after;
+      this.#toolRevision = core.toolSet.revision;
+    }
+    if (core.modelArgs === null && this.#modelArgs === 'null') return;
+    const args = core.modelArgs === null ? 'null' : JSON.stringify(core.modelArgs);
+    if (args !== this.#modelArgs) {
+      changes.push({ what: 'modelArgs', before: this.picture(this.#modelArgs), after: this.picture(args) });
+      this.#modelArgs = args;
+    }
+  }
+
+  /** How `transformMessages` changed the list, or nothing when it did not. */
+  messagesChange(before: readonly Message[], after: readonly Message[]): Change | undefined {
+    const [old, now] = [JSON.stringify(before), JSON.stringify(after)];
+    return old === now ? undefined : { what: 'messages', before: this.picture(old), after: this.picture(now) };
+  }
+
+  #itemPicture(item: HistoryItem): ItemPicture {
+    const known = typeof item === 'object' && item !== null ? this.#pictures.get(item) : undefined;
+    if (known !== undefined) return known;
+    const kind = kindOf(item);
+    const role = kind === 'message' ? (item as Message).role : undefined;
+    const internal = internalMarkOf(item);
+    const text = JSON.stringify(item);
+    const picture = { kind, ...(role === undefined ? {} : { role }), ...(internal === undefined ? {} : { internal }), ...this.picture(text) };
+    if (typeof item === 'object' && item !== null) this.#pictures.set(item, picture);
+    return picture;
+  }
+
+  /** Counts, sizes and digests of the whole state, never its contents. */
+  snapshot(boundary: SnapshotBoundary, turn?: number): EventInput {
+    const working = this.#working;
+    const saved = working.live.saved();
+    let stateSize = 0;
+    let stateText = '';
+    for (const [key, json] of saved) {
+      stateSize += json.length;
+      stateText += `${key}=${json}\n`;
+    }
+    return {
+      type: 'state.snapshot',
+      ...(turn === undefined ? {} : { turn }),
+      boundary,
+      turnCount: working.turnCount,
+      history: this.#historyPicture(),
+      responses: working.responses.length,
+      state: { keys: saved.size, size: stateSize, digest: saved.size === 0 ? '' : this.#digest(stateText) },
+      instructions: this.picture(textOf(working.instructions)),
+    };
+  }
+
+  #historyPicture(): Picture & { readonly length: number } {
+    const { history } = this.#working;
+    const rolling = this.#rolling;
+    const grown = history.length >= rolling.items.length && rolling.items.every((item, index) => item === history[index]);
+    let { size, digest } = grown ? rolling : { size: 0, digest: '' };
+    for (let index = grown ? rolling.items.length : 0; index < history.length; index += 1) {
+      const picture = this.#itemPicture(history[index] as HistoryItem);
+      size += picture.size;
+      digest = this.#digest(`${digest}${picture.digest}`);
+    }
+    this.#rolling = { items: history.slice(), size, digest };
+    return { length: history.length, size, digest };
+  }
+}
+
+function toolNames(set: ToolSet): readonly string[] {
+  return set.config?.tools.map((tool) => tool.name) ?? [];
+}

@@ -1,0 +1,201 @@
+import type { Checkpoint, SavedState } from './journal.js';
+import { copyItem, isEphemeral, renderItem, type HistoryItem, type ToolCallPart } from './messages.js';
+import type { ModelResponse } from './messages.js';
+import type { PromptSpec } from './template.js';
+import { GuardedState, LiveState, type ShimState, type StateChange } from './state-map.js';
+
+/** What must survive a run (R10), as shims see it. */
+export interface RunState {
+  instructions: string | PromptSpec;
+  history: HistoryItem[];
+  readonly responses: readonly ModelResponse[];
+  readonly shimState: ShimState;
+  readonly turnCount: number;
+}
+
+/** A history in which a tool call lost its result, or a result its call (R31a). */
+export class BrokenPairingError extends Error {
+  constructor(what: string) {
+    super(`This history separates a tool call from its result: ${what}.`);
+    this.name = 'BrokenPairingError';
+  }
+}
+
+type StateDelta = Pick<Checkpoint, 'instructions' | 'state' | 'history' | 'responses' | 'turnCount'>;
+
+/** The working copy of a run's state: what was written since the last checkpoint can be taken (to commit) or discarded. */
+export class WorkingState {
+  instructions: string | PromptSpec;
+  history: HistoryItem[];
+  readonly responses: ModelResponse[];
+  live: LiveState;
+  turnCount: number;
+  #saved: { instructions: string | PromptSpec; turnCount: number; responses: number; readonly state: Map<string, string> };
+  #savedHistory: HistoryItem[];
+  readonly #changed = new Map<string, StateChange>();
+
+  constructor(saved: Pick<SavedState, 'instructions' | 'history' | 'responses' | 'state' | 'turnCount'>) {
+    this.instructions = saved.instructions;
+    this.history = [...saved.history];
+    this.responses = [...saved.responses];
+    this.live = new LiveState(saved.state);
+    this.turnCount = saved.turnCount;
+    this.#savedHistory = [...saved.history];
+    this.#saved = { instructions: saved.instructions, turnCount: saved.turnCount, responses: saved.responses.length, state: new Map(saved.state) };
+  }
+
+  /** Freezes copies of items that were pushed onto the array itself, so that later changes of the caller's objects change nothing. */
+  settleHistory(): void {
+    for (let index = 0; index < this.history.length; index += 1) {
+      const item = this.history[index] as HistoryItem;
+      if (typeof item === 'object' && item !== null && !Object.isFrozen(item)) this.history[index] = copyItem(item, `history[${index}]`);
+    }
+  }
+
+  /** The state keys that changed since the last call, kept for the next checkpoint too. */
+  takeStateChanges(): StateChange[] {
+    const changes = this.live.takeChanges();
+    for (const change of changes) this.#changed.set(change.key, change);
+    return changes;
+  }
+
+  /** What a commit must add to the saved state; from here on it counts as saved. */
+  takeDelta(): StateDelta {
+    this.settleHistory();
+    this.takeStateChanges();
+    const state = [...this.#changed.values()];
+    this.#changed.clear();
+    for (const { key, json } of state) {
+      if (json === undefined) this.#saved.state.delete(key);
+      else this.#saved.state.set(key, json);
+    }
+    const responses = this.responses.slice(this.#saved.responses);
+    const instructions = this.instructions === this.#saved.instructions ? undefined : this.instructions;
+    this.#saved = { ...this.#saved, instructions: this.instructions, turnCount: this.turnCount, responses: this.responses.length };
+    return { turnCount: this.turnCount, responses, state, history: this.#takeHistory(), ...(instructions === undefined ? {} : { instructions }) };
+  }
+
+  #takeHistory(): StateDelta['history'] {
+    const kept = this.#savedHistory.length;
+    const appended = this.history.length >= kept && this.#savedHistory.every((item, index) => item === this.history[index]);
+    if (!appended) {
+      this.#savedHistory = [...this.history];
+      return { mode: 'replace', items: this.history.slice() };
+    }
+    if (this.history.length === kept) return undefined;
+    const items = this.history.slice(kept);
+    this.#savedHistory.push(...items);
+    return { mode: 'append', items };
+  }
+
+  /** Forgets what was written since the last checkpoint (R61). Arrays and maps that were handed out are detached. */
+  discard(): void {
+    this.instructions = this.#saved.instructions;
+    this.history = [...this.#savedHistory];
+    this.responses.length = this.#saved.responses;
+    this.live = new LiveState(this.#saved.state);
+    this.turnCount = this.#saved.turnCount;
+    this.#changed.clear();
+  }
+
+  /** Back to this moment when a callback's writes are undone. */
+  snapshot(): () => void {
+    this.takeStateChanges();
+    const { instructions, history, responses } = this;
+    const items = [...history];
+    const count = responses.length;
+    const state = new Map(this.live.saved());
+    return () => {
+      this.instructions = instructions;
+      this.history = items;
+      this.responses.length = count;
+      const undone = this.live.saved();
+      this.live = new LiveState(state);
+      for (const key of new Set([...undone.keys(), ...state.keys()])) {
+        const json = state.get(key);
+        if (json === this.#saved.state.get(key)) this.#changed.delete(key);
+        else this.#changed.set(key, { key, json });
+      }
+    };
+  }
+
+  /** Takes the ephemeral messages out: the run is over (R94). */
+  stripEphemeral(): void {
+    if (this.history.some(isEphemeral)) this.history = this.history.filter((item) => !isEphemeral(item));
+  }
+}
+
+/** The tool calls of the last response that have no results yet. */
+export function openCalls(history: readonly HistoryItem[]): ToolCallPart[] {
+  let open: ToolCallPart[] = [];
+  for (const item of history) {
+    for (const message of renderItem(item)) {
+      if (message.role === 'assistant') open = callsOf(message.content);
+      if (message.role === 'tool') {
+        const answered = new Set(message.content.map((part) => part.toolCallId));
+        open = open.filter((call) => !answered.has(call.toolCallId));
+      }
+    }
+  }
+  return open;
+}
+
+function callsOf(content: string | readonly { readonly type: string }[]): ToolCallPart[] {
+  if (typeof content === 'string') return [];
+  return content.filter((part): part is ToolCallPart => part.type === 'tool-call' && (part as ToolCallPart).providerExecuted !== true);
+}
+
+/**
+ * Refuses a history in which a call and its result do not stand together (R31a).
+ * @param open ids of calls that may stand unanswered at the end: those of the round in progress
+ * @throws BrokenPairingError
+ */
+export function assertPairing(history: readonly HistoryItem[], open: ReadonlySet<string>): void {
+  let awaited = new Set<string>();
+  for (const message of history.flatMap((item) => renderItem(item))) {
+    if (message.role === 'tool') {
+      for (const part of message.content) {
+        if (!awaited.delete(part.toolCallId)) throw new BrokenPairingError(`the result of ${part.toolCallId} does not follow its call`);
+      }
+      continue;
+    }
+    const [missing] = awaited;
+    if (missing !== undefined && !open.has(missing)) throw new BrokenPairingError(`the call ${missing} is not followed by its result`);
+    if (message.role === 'assistant') awaited = new Set(callsOf(message.content).map((call) => call.toolCallId));
+  }
+  for (const id of awaited) if (!open.has(id)) throw new BrokenPairingError(`the call ${id} has no result`);
+  for (const id of open) if (!awaited.has(id)) throw new BrokenPairingError(`the call ${id} of this turn is gone`);
+}
+
+/** What a callback gets as `RunState`: the working copy, asked for leave before every write. */
+export class RunStateView implements RunState {
+  readonly #working: WorkingState;
+  readonly #beforeWrite: () => void;
+  readonly shimState: ShimState;
+
+  constructor(working: WorkingState, beforeWrite: () => void) {
+    this.#working = working;
+    this.#beforeWrite = beforeWrite;
+    this.shimState = new GuardedState(() => working.live, beforeWrite);
+  }
+  get instructions(): string | PromptSpec {
+    return this.#working.instructions;
+  }
+  set instructions(value: string | PromptSpec) {
+    this.#beforeWrite();
+    this.#working.instructions = value;
+  }
+  get history(): HistoryItem[] {
+    return this.#working.history;
+  }
+  set history(items: HistoryItem[]) {
+    this.#beforeWrite();
+    this.#working.history = [...items];
+  }
+  get responses(): readonly ModelResponse[] {
+    return this.#working.responses;
+  }
+  get turnCount(): number {
+    return this.#working.turnCount;
+  }
+}

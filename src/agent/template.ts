@@ -1,0 +1,73 @@
+import Mustache from 'mustache';
+import { z } from 'zod';
+import type { JsonValue } from './json.js';
+
+/** A Mustache template with its values; rendered as the user's text, or message by message when it is a list. */
+export interface PromptSpec {
+  readonly template: string | readonly { readonly role: 'system' | 'user' | 'assistant'; readonly content: string }[];
+  readonly values: Readonly<Record<string, JsonValue>>;
+}
+export const PromptSpecSchema = z.strictObject({
+  template: z.union([z.string(), z.array(z.strictObject({ role: z.enum(['system', 'user', 'assistant']), content: z.string() })).min(1)]),
+  values: z.record(z.string(), z.json()).default({}),
+});
+
+/** One message of a rendered template. */
+export interface TemplateMessage {
+  readonly role: 'system' | 'user' | 'assistant';
+  readonly content: string;
+}
+
+/** A value that a template asks for and was not given. */
+export class MissingTemplateValueError extends Error {
+  readonly missing: readonly string[];
+  constructor(missing: readonly string[]) {
+    super(`The template asks for ${missing.map((name) => `{{ ${name} }}`).join(', ')}, which the values do not have.`);
+    this.name = 'MissingTemplateValueError';
+    this.missing = missing;
+  }
+}
+
+/** A prompt template whose system part is no text, so nothing can be appended to it (R23). */
+export class NoSystemTextError extends Error {
+  constructor() {
+    super('The template has no text system part.');
+    this.name = 'NoSystemTextError';
+  }
+}
+
+/** The names of `{{ name }}` tags in a Mustache template that the values do not have. Sections and dotted names count by their first part. */
+export function missingValues(template: string, values: Readonly<Record<string, unknown>>): string[] {
+  const missing = new Set<string>();
+  for (const [kind, name] of Mustache.parse(template)) {
+    if (kind !== 'name' && kind !== '&' && kind !== '#') continue;
+    const first = name.split('.')[0] ?? name;
+    if (name !== '.' && !(first in values)) missing.add(name);
+  }
+  return [...missing];
+}
+
+/**
+ * Mustache's `{{ name }}` with every value inserted as it is (prompts are no HTML); objects as JSON.
+ * @throws MissingTemplateValueError
+ */
+export function renderText(template: string, values: Readonly<Record<string, JsonValue>>): string {
+  const missing = missingValues(template, values);
+  if (missing.length > 0) throw new MissingTemplateValueError(missing);
+  return Mustache.render(template, values, undefined, {
+    escape: (value: unknown) => (typeof value === 'object' ? JSON.stringify(value) : String(value)),
+  });
+}
+
+/** A prompt spec as messages; a plain string template takes the role given. @throws MissingTemplateValueError */
+export function renderTemplate(spec: PromptSpec, role: 'user' | 'system' = 'user'): TemplateMessage[] {
+  if (typeof spec.template === 'string') return [{ role, content: renderText(spec.template, spec.values) }];
+  return spec.template.map((part) => ({ role: part.role, content: renderText(part.content, spec.values) }));
+}
+
+/** The instruction text of a template: its string, or its system parts. @throws NoSystemTextError, MissingTemplateValueError */
+export function renderInstructionText(spec: PromptSpec): string {
+  const texts = renderTemplate(spec, 'system').flatMap((message) => (message.role === 'system' ? [message.content] : []));
+  if (texts.length === 0) throw new NoSystemTextError();
+  return texts.join('\n\n');
+}

@@ -1,0 +1,113 @@
+import type { ToolSettings } from './descriptor.js';
+import { ToolNameCollisionError } from './run-errors.js';
+import type { Tool } from './tools.js';
+
+/** The tools of one turn with the settings that go with them. */
+export interface ToolConfig extends ToolSettings {
+  readonly tools: readonly Tool[];
+}
+
+/**
+ * The tool algebra of one turn (R32-R42): first-wins registration, exclusion that also holds afterwards,
+ * unique names that hold in either order, and assignment as the escape hatch that bypasses registration.
+ */
+export class ToolSet {
+  #config: ToolConfig | null;
+  /** Every name that was ever registered in this turn; assignment does not shrink it. */
+  readonly #registered: Set<string>;
+  readonly #reserved = new Set<string>();
+  readonly #excluded = new Set<string>();
+  #frozen = false;
+  #revision = 0;
+
+  constructor(base: ToolConfig | null) {
+    this.#config = base;
+    this.#registered = new Set(base?.tools.map((tool) => tool.name));
+  }
+
+  /** Raised by every change, so that a look for effects can be skipped cheaply. */
+  get revision(): number {
+    return this.#revision;
+  }
+
+  get config(): ToolConfig | null {
+    return this.#config;
+  }
+
+  /** @throws TypeError once the turn's request is being rendered (R50) */
+  assign(config: ToolConfig | null): void {
+    this.#change();
+    this.#config = config;
+  }
+
+  /** @throws ToolNameCollisionError (R38) */
+  add(tools: readonly Tool[], options: { readonly requireUniqueNames?: boolean } = {}): void {
+    this.#change();
+    const unique = options.requireUniqueNames === true;
+    const present = new Set(this.#config?.tools.map((tool) => tool.name));
+    const added: Tool[] = [];
+    for (const tool of new Map([...tools].reverse().map((each) => [each.name, each])).values()) {
+      if (this.#reserved.has(tool.name)) throw new ToolNameCollisionError(tool.name);
+      if (unique && (present.has(tool.name) || this.#registered.has(tool.name))) throw new ToolNameCollisionError(tool.name);
+      added.push(tool);
+    }
+    for (const tool of added) {
+      this.#registered.add(tool.name);
+      if (unique) this.#reserved.add(tool.name);
+    }
+    const fresh = added.reverse().filter((tool) => !present.has(tool.name) && !this.#excluded.has(tool.name));
+    this.#config = { ...(this.#config ?? {}), tools: [...(this.#config?.tools ?? []), ...fresh] };
+  }
+
+  exclude(names: Iterable<string>): void {
+    this.#change();
+    for (const name of names) this.#excluded.add(name);
+    this.#applyExclusions();
+  }
+
+  #applyExclusions(): void {
+    if (this.#config === null) return;
+    this.#config = { ...this.#config, tools: this.#config.tools.filter((tool) => !this.#excluded.has(tool.name)) };
+  }
+
+  /**
+   * What the model gets after all shims (R41, R42), or null for no tool configuration at all.
+   * @param spent true when the tool round trips of the run are used up
+   * @param used calls so far in this attempt, by tool name (R44)
+   */
+  finish(spent: boolean, used: ReadonlyMap<string, number>): ToolConfig | null {
+    if (this.#excluded.size > 0) this.#applyExclusions();
+    this.#frozen = true;
+    const config = this.#config;
+    if (config === null || config.tools.length === 0) return null;
+    if (config.toolChoice === 'none') return config;
+    if (spent) return null;
+    const limits = config.toolCallLimits;
+    if (limits === undefined) return config;
+    const tools = config.tools.filter((tool) => (used.get(tool.name) ?? 0) < (limits[tool.name] ?? Infinity));
+    return tools.length === 0 ? null : { ...config, tools };
+  }
+
+  /** A copy to go back to when a callback's writes are undone. */
+  snapshot(): () => void {
+    const config = this.#config;
+    const [registered, reserved, excluded] = [[...this.#registered], [...this.#reserved], [...this.#excluded]];
+    return () => {
+      this.#config = config;
+      for (const [set, saved] of [
+        [this.#registered, registered],
+        [this.#reserved, reserved],
+        [this.#excluded, excluded],
+      ] as const) {
+        set.clear();
+        for (const name of saved) set.add(name);
+      }
+      this.#revision += 1;
+    };
+  }
+
+  #change(): void {
+    if (this.#frozen) throw new TypeError('The tools of this turn are frozen: they were rendered into the request.');
+    this.#revision += 1;
+  }
+}

@@ -1,0 +1,201 @@
+import { deepFreeze, type JsonValue } from './json.js';
+import { copyItem, type HistoryItem } from './messages.js';
+import type { ModelResponse } from './messages.js';
+import type { RunLimits } from './run.js';
+import { assertPairing, type RunState, type WorkingState } from './run-state.js';
+import type { RunScope, ShimModelRequest, ShimScope, SpawnRequest, SpawnResult } from './scope.js';
+import type { RunContext } from './state-map.js';
+import { renderInstructionText, type PromptSpec } from './template.js';
+import type { ToolConfig, ToolSet } from './tool-set.js';
+import type { Logger, Tool } from './tools.js';
+
+/** A call of this turn as a gate sees it. */
+export interface GatedCall {
+  readonly toolCallId: string;
+  readonly name: string;
+  readonly arguments: unknown;
+}
+/** What `requireApproval` asked for; trusted from the wait on, whatever the policies say later. */
+export interface ApprovalGate {
+  readonly shim: string;
+  readonly matches: (call: GatedCall) => boolean;
+  readonly message: string | undefined;
+  readonly expiresInMs: number | undefined;
+}
+
+/** What all shims' views of one turn share. */
+export interface TurnCore {
+  readonly working: WorkingState;
+  readonly toolSet: ToolSet;
+  readonly transientState: RunContext;
+  readonly runTurn: number;
+  readonly isFirstForThisAgent: boolean;
+  readonly gates: ApprovalGate[];
+  modelArgs: Record<string, unknown> | null;
+  /** Set once the request is being rendered: late writes to `modelArgs` throw (R50). */
+  frozen: boolean;
+  /** Calls of the round in progress, which may stand unanswered at the end of a replaced history. */
+  openCallIds: ReadonlySet<string>;
+  over: boolean;
+}
+
+/**
+ * The editable copy of one turn, as one shim sees it. What it writes to `runState` is committed with the model's response;
+ * contributions of tools last this turn only. Every method throws once the shim's scope was closed (R78) or the turn is over.
+ */
+export class PreparedTurn implements RunScope {
+  readonly #core: TurnCore;
+  readonly #scope: ShimScope;
+
+  constructor(core: TurnCore, scope: ShimScope) {
+    this.#core = core;
+    this.#scope = scope;
+  }
+
+  get runState(): RunState {
+    return this.#scope.runState;
+  }
+  get transientState(): RunContext {
+    return this.#core.transientState;
+  }
+
+  /** The tools of this turn with their settings; null for none. Assigning bypasses registration (R40). */
+  get tools(): ToolConfig | null {
+    return this.#core.toolSet.config;
+  }
+  set tools(config: ToolConfig | null) {
+    this.#assertOpen();
+    this.#core.toolSet.assign(config);
+  }
+
+  /** A fresh copy of the agent's model arguments each turn (R46). */
+  get modelArgs(): Record<string, unknown> | null {
+    return this.#core.modelArgs;
+  }
+  set modelArgs(args: Record<string, unknown> | null) {
+    this.#assertOpen();
+    if (this.#core.frozen) throw new TypeError('The model arguments of this turn are frozen: they were rendered into the request.');
+    this.#core.modelArgs = args;
+  }
+
+  /** Replaces the persisted instruction, for later shims, turns and runs (R21). */
+  setSystemInstruction(value: string | PromptSpec): void {
+    this.#assertOpen();
+    this.#core.working.instructions = typeof value === 'string' ? value : deepFreeze(structuredClone(value));
+  }
+
+  /**
+   * Appends to the persisted instruction (R22, R24: without a guard it grows each turn); a template is rendered first (R23).
+   * @throws NoSystemTextError
+   */
+  appendSystemInstruction(text: string, options: { readonly separator?: string } = {}): void {
+    this.#assertOpen();
+    const { working } = this.#core;
+    const current = typeof working.instructions === 'string' ? working.instructions : renderInstructionText(working.instructions);
+    working.instructions = current === '' ? text : `${current}${options.separator ?? '\n\n'}${text}`;
+  }
+
+  /** Appends a copy (R25). @throws NotJsonError, ZodError for a malformed message */
+  appendHistoryItem(item: HistoryItem): void {
+    this.appendHistoryItems([item]);
+  }
+  appendHistoryItems(items: readonly HistoryItem[]): void {
+    this.#assertOpen();
+    this.#core.working.history.push(...items.map((item, index) => copyItem(item, `items[${index}]`)));
+  }
+
+  /** Installs a new history of copies; all else is untouched (R27). @throws BrokenPairingError (R31a) */
+  replaceHistory(items: readonly HistoryItem[]): void {
+    this.#assertOpen();
+    const copies = items.map((item, index) => (Object.isFrozen(item) ? item : copyItem(item, `items[${index}]`)));
+    assertPairing(copies, this.#core.openCallIds);
+    this.#core.working.history = copies;
+  }
+
+  /** First-wins registration for this turn (R33); with `requireUniqueNames` a conflict throws in either order (R38). @throws ToolNameCollisionError */
+  addTools(tools: readonly Tool[], options: { readonly requireUniqueNames?: boolean } = {}): void {
+    this.#assertOpen();
+    this.#core.toolSet.add(tools, options);
+  }
+
+  /** Takes tools out, now and again after all shims (R35). */
+  excludeTools(names: Iterable<string>): void {
+    this.#assertOpen();
+    this.#core.toolSet.exclude(names);
+  }
+
+  /** Makes calls of this turn wait for a person, whoever contributed the tool. A predicate that throws counts as yes. */
+  requireApproval(
+    which: string | readonly string[] | ((call: GatedCall) => boolean),
+    options: { readonly message?: string; readonly expiresInMs?: number } = {},
+  ): void {
+    this.#assertOpen();
+    const names = typeof which === 'function' ? undefined : new Set(typeof which === 'string' ? [which] : which);
+    const matches = typeof which === 'function' ? which : (call: GatedCall) => names?.has(call.name) === true;
+    this.#core.gates.push({ shim: this.#scope.shim, matches, message: options.message, expiresInMs: options.expiresInMs });
+  }
+
+  /** Model turns started in the conversation, this one included (R12, R13). */
+  get turnCount(): number {
+    return this.#core.working.turnCount;
+  }
+  /** Turns since this attempt began, this one included (R14). */
+  get runTurn(): number {
+    return this.#core.runTurn;
+  }
+  get isFirstOfConversation(): boolean {
+    return this.turnCount === 1;
+  }
+  get isFirstOfRun(): boolean {
+    return this.#core.runTurn === 1;
+  }
+  /** True once per conversation and agent, also after a handoff (R15). */
+  get isFirstForThisAgent(): boolean {
+    return this.#core.isFirstForThisAgent;
+  }
+
+  get runId(): string {
+    return this.#scope.runId;
+  }
+  get agent(): string {
+    return this.#scope.agent;
+  }
+  get signal(): AbortSignal {
+    return this.#scope.signal;
+  }
+  get recovered(): boolean {
+    return this.#scope.recovered;
+  }
+  get log(): Logger {
+    return this.#scope.log;
+  }
+  get metadata(): Readonly<Record<string, string>> {
+    return this.#scope.metadata;
+  }
+  get key(): string | null {
+    return this.#scope.key;
+  }
+  get dataDir(): string {
+    return this.#scope.dataDir;
+  }
+  get limits(): RunLimits {
+    return this.#scope.limits;
+  }
+  get state(): unknown {
+    return this.#scope.state;
+  }
+  emit(name: string, data: JsonValue): void {
+    this.#scope.emit(name, data);
+  }
+  async callModel(request: ShimModelRequest, options: { readonly purpose: string }): Promise<ModelResponse> {
+    return this.#scope.callModel(request, options);
+  }
+  async spawnAgent(request: SpawnRequest): Promise<SpawnResult> {
+    return this.#scope.spawnAgent(request);
+  }
+
+  #assertOpen(): void {
+    this.#scope.assertOpen();
+    if (this.#core.over) throw new TypeError(`Turn ${this.turnCount} is over: it can no longer be changed.`);
+  }
+}
