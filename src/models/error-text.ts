@@ -7,7 +7,7 @@ const MIN_SECRET_LENGTH = 4;
 /** What gives a key away by its looks, configured or not. The first group, where there is one, stays. */
 const LOOKS_SECRET: readonly RegExp[] = [
   /\b((?:Bearer|Basic)\s+)[\w.~+/=*-]{4,}/gi,
-  /\b()(?:sk|pk|rk|gsk|xai|hf|key)[-_][\w*-]{6,}/g,
+  /\b()(?:sk|pk|rk|gsk|xai|hf)[-_][\w*-]{6,}/g,
   /\b()AIza[\w-]{20,}/g,
   /([?&](?:key|api[-_]?key|access[-_]?token|auth|token)=)[^&\s"'<>\\]+/gi,
   /\b((?:key|api[-_]?key|access[-_]?token|secret)=)[^&\s"',;<>\\]+/gi,

@@ -275,7 +275,7 @@ class Exchange implements Dispatcher.DispatchHandler, BodySource {
 }
 
 /** The id by which a provider finds a request in its own logs. */
-export function requestIdOf(headers: ReadonlyMap<string, string>): string | undefined {
+function requestIdOf(headers: ReadonlyMap<string, string>): string | undefined {
   return headers.get('x-request-id') ?? headers.get('request-id') ?? headers.get('x-goog-request-id');
 }
 

@@ -1,6 +1,6 @@
 import type { LanguageModelV3Prompt } from '@ai-sdk/provider';
 
-export interface ScriptedCall {
+interface ScriptedCall {
   readonly tool: string;
   /** The JSON text of the arguments, as it was written: it may be broken on purpose. */
   readonly input: string;
@@ -69,7 +69,7 @@ export function turnAfter(script: Script, results: number): ScriptedTurn {
 }
 
 /** Reads the directives of one text; `undefined` when it has none. */
-export function scriptOf(text: string, tools: readonly string[]): Script | undefined {
+function scriptOf(text: string, tools: readonly string[]): Script | undefined {
   const turns: ScriptedTurn[] = [];
   const settings = new Map<string, string>();
   let think: string[] = [];

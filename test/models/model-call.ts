@@ -41,10 +41,10 @@ export const EVERY_ID = [
 ] as const;
 
 export const KEYS = {
-  openaiApiKey: 'key-of-openai-1',
-  anthropicApiKey: 'key-of-anthropic-2',
-  googleApiKey: 'key-of-google-3',
-  openaiCompatibleApiKey: 'key-of-compatible-4',
+  openaiApiKey: 'canaryOpenai0001',
+  anthropicApiKey: 'canaryAnthropic0002',
+  googleApiKey: 'canaryGoogle0003',
+  openaiCompatibleApiKey: 'canaryCompatible0004',
 };
 
 /** A registry whose every provider is the endpoint at this address. */

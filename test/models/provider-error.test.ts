@@ -208,7 +208,7 @@ describe('A02 secrets', () => {
   const echoed = ({ request, body }: RawRequest): string =>
     JSON.stringify({
       error: {
-        message: `Bad: ${JSON.stringify(request.headers)} at ${request.url ?? ''}?key=AIzaCANARYCANARYCANARYCANARY ${body}`,
+        message: `Bad: ${Object.values(request.headers).join(' ')} ${JSON.stringify(request.headers)} at ${request.url ?? ''}?key=AIzaCANARYCANARYCANARYCANARY ${body}`,
         type: 'bad',
       },
     });

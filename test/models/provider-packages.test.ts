@@ -67,7 +67,7 @@ describe.each(EVERY_ID)('%s', (id) => {
     await callModel(registry.resolve(id));
     const headers = endpoint.requests[before]?.headers ?? {};
     const sent = headers.authorization ?? headers['x-api-key'] ?? headers['x-goog-api-key'];
-    expect(sent).toMatch(/^(?:Bearer )?key-of-(?:openai|anthropic|google|compatible)-\d$/);
+    expect(sent).toMatch(/^(?:Bearer )?canary(?:Openai|Anthropic|Google|Compatible)000\d$/);
     expect(registry.resolve(id)).toBe(registry.resolve(id));
   });
 });
