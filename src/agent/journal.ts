@@ -18,10 +18,10 @@ export type Settled = z.infer<typeof SettledSchema>;
 
 /**
  * Where in the loop a checkpoint stands, so that a recovery or resume goes on there:
- * `start` before the shims' onRunStart is committed, `turn` between turns, `tools` inside a tool round, `cleanup` once the end is settled.
+ * `start` before the shims' onRunStart is committed, `turn` between turns, `tools` inside a tool round; `settled` once only clean-up is left.
  */
 export const PositionSchema = z.object({
-  at: z.enum(['start', 'turn', 'tools', 'cleanup']),
+  at: z.enum(['start', 'turn', 'tools']),
   /** The agents of this attempt, outermost first; handoffs push. The last one has the conversation. */
   agents: z.array(z.string()).min(1),
   /** Agents that have had a turn in this conversation (R15). */
@@ -84,10 +84,16 @@ export const ToolCallRecordSchema = z.object({
   interruption: InterruptionSchema.optional(),
   decision: DecisionSchema.optional(),
   settlement: SettlementSchema.optional(),
-  /** The run that this call started (a sub-agent), so that a recovery finds it again. */
-  childRunId: z.string().optional(),
 });
 export type ToolCallRecord = z.infer<typeof ToolCallRecordSchema>;
+
+/** What happened to the history since the last checkpoint. */
+export interface HistoryDelta {
+  readonly mode: 'append' | 'replace';
+  readonly items: readonly HistoryItem[];
+  /** The saved ephemeral items go (R94); it comes before the items. */
+  readonly dropEphemeral: boolean;
+}
 
 /** What one commit adds to the saved state; only what changed, so a turn costs what it adds. */
 export interface Checkpoint {
@@ -95,7 +101,7 @@ export interface Checkpoint {
   readonly turnCount: number;
   readonly instructions?: string | PromptSpec | undefined;
   readonly state: readonly StateChange[];
-  readonly history?: { readonly mode: 'append' | 'replace'; readonly items: readonly HistoryItem[] } | undefined;
+  readonly history?: HistoryDelta | undefined;
   readonly responses: readonly ModelResponse[];
   readonly usage: Usage;
   readonly toolCalls: readonly ToolCallRecord[];
@@ -117,6 +123,8 @@ export interface JournalEntry {
   readonly events: readonly EventInput[];
   readonly checkpoint?: Checkpoint | undefined;
   readonly end?: AttemptEnd | undefined;
+  /** Sum so far, where no checkpoint says it. */
+  readonly usage?: Usage | undefined;
 }
 
 /** The commit that settles or ends the attempt came after a cancel: the cancel stands. */
@@ -132,11 +140,13 @@ export class CancelledFirstError extends Error {
  * watchers only after their commit.
  */
 export interface Journal {
+  /** Adds an event to the log with the next commit; a watcher sees it then. */
+  note(event: EventInput): void;
   /**
    * Resolves when the entry is durable. The loop need not wait for it unless something outside follows from it (a tool's effect, an end).
    * @throws CancelledFirstError when the entry settles or ends an attempt that is being cancelled
    */
-  record(entry: JournalEntry): Promise<void>;
+  commit(entry: JournalEntry): Promise<void>;
 }
 
 /** The saved state of a run as the loop takes it up. */

@@ -73,9 +73,20 @@ export class ModelCallError extends RunError {
 
 /** The run was cancelled (R69). Only this class means a cancel; a shim's own `AbortError` is a failure. */
 export class RunCancelledError extends Error {
-  constructor(message = 'The run was cancelled.') {
+  /** When the cancel was asked for, in milliseconds since the epoch; unknown where a callback threw it. */
+  readonly requestedAtMs: number | undefined;
+  constructor(message = 'The run was cancelled.', requestedAtMs?: number) {
     super(message);
     this.name = 'RunCancelledError';
+    this.requestedAtMs = requestedAtMs;
+  }
+}
+
+/** The attempt stops here without an end: the process is going down, or another one has the run. Recovery goes on with it. */
+export class HandedOverError extends Error {
+  constructor(message: string) {
+    super(message);
+    this.name = 'HandedOverError';
   }
 }
 

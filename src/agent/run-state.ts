@@ -32,6 +32,7 @@ export class WorkingState {
   turnCount: number;
   #saved: { instructions: string | PromptSpec; turnCount: number; responses: number; readonly state: Map<string, string> };
   #savedHistory: HistoryItem[];
+  #dropEphemeral = false;
   readonly #changed = new Map<string, StateChange>();
 
   constructor(saved: Pick<SavedState, 'instructions' | 'history' | 'responses' | 'state' | 'turnCount'>) {
@@ -78,14 +79,15 @@ export class WorkingState {
   #takeHistory(): StateDelta['history'] {
     const kept = this.#savedHistory.length;
     const appended = this.history.length >= kept && this.#savedHistory.every((item, index) => item === this.history[index]);
+    const dropEphemeral = this.#dropEphemeral;
+    this.#dropEphemeral = false;
     if (!appended) {
       this.#savedHistory = [...this.history];
-      return { mode: 'replace', items: this.history.slice() };
+      return { mode: 'replace', items: this.history.slice(), dropEphemeral };
     }
-    if (this.history.length === kept) return undefined;
     const items = this.history.slice(kept);
     this.#savedHistory.push(...items);
-    return { mode: 'append', items };
+    return items.length === 0 && !dropEphemeral ? undefined : { mode: 'append', items, dropEphemeral };
   }
 
   /** Forgets what was written since the last checkpoint (R61). Arrays and maps that were handed out are detached. */
@@ -121,7 +123,10 @@ export class WorkingState {
 
   /** Takes the ephemeral messages out: the run is over (R94). */
   stripEphemeral(): void {
-    if (this.history.some(isEphemeral)) this.history = this.history.filter((item) => !isEphemeral(item));
+    this.history = this.history.filter((item) => !isEphemeral(item));
+    const kept = this.#savedHistory.filter((item) => !isEphemeral(item));
+    if (kept.length < this.#savedHistory.length) this.#dropEphemeral = true;
+    this.#savedHistory = kept;
   }
 }
 

@@ -11,7 +11,8 @@ export type RunStatus = z.infer<typeof RunStatusSchema>;
  */
 export const RUN_TRANSITIONS: Readonly<Record<RunStatus, readonly RunStatus[]>> = {
   queued: ['running', 'cancelled', 'failed'],
-  running: ['waiting', 'cancelling', 'completed', 'failed'],
+  // `cancelled` without `cancelling`: a shim's clean-up raised the cancellation itself (R69).
+  running: ['waiting', 'cancelling', 'completed', 'failed', 'cancelled'],
   cancelling: ['cancelled'],
   waiting: ['queued', 'cancelled'],
   completed: ['queued'],

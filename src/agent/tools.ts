@@ -65,6 +65,8 @@ export interface Tool {
   readonly onCrash: OnCrash;
   readonly timeoutMs: number | undefined;
   readonly maxRetries: number | undefined;
+  /** The agent that a call of this tool hands the conversation to; only the core makes such tools. */
+  readonly handoffTo?: string;
   /** Whether a person must approve this call. A throw counts as yes. */
   needsApproval(args: unknown, context: ToolContext): Awaitable<boolean>;
   /** Checked and defaulted arguments, or the faults. */

@@ -31,6 +31,8 @@ export interface TurnCore {
   readonly runTurn: number;
   readonly isFirstForThisAgent: boolean;
   readonly gates: ApprovalGate[];
+  /** Which shim contributed a tool, by the tool's name; effects of its calls are that shim's. */
+  readonly owners: Map<string, string>;
   modelArgs: Record<string, unknown> | null;
   /** Set once the request is being rendered: late writes to `modelArgs` throw (R50). */
   frozen: boolean;
@@ -116,6 +118,7 @@ export class PreparedTurn implements RunScope {
   addTools(tools: readonly Tool[], options: { readonly requireUniqueNames?: boolean } = {}): void {
     this.#assertOpen();
     this.#core.toolSet.add(tools, options);
+    for (const tool of tools) if (!this.#core.owners.has(tool.name)) this.#core.owners.set(tool.name, this.#scope.shim);
   }
 
   /** Takes tools out, now and again after all shims (R35). */

@@ -1,0 +1,282 @@
+import type { BoundShims, NamedShim, SessionHost } from './bound-shims.js';
+import type { Clock } from './clock.js';
+import type { AgentDescriptor } from './descriptor.js';
+import { EffectRecorder, type Digest } from './effects.js';
+import type { EventInput } from './events.js';
+import type { AgentTask, ModelRequest, RunnerHooks } from './hooks.js';
+import type { Checkpoint, Journal, JournalEntry, Position, SavedState, ToolCallRecord } from './journal.js';
+import { strictStringify, type JsonValue } from './json.js';
+import type { ModelResponse } from './messages.js';
+import { callModel } from './model-call.js';
+import { addUsage, type ModelSource, type Usage } from './model.js';
+import { messageOf } from './run-errors.js';
+import type { InFlight, RunLimits, UnknownToolCall } from './run.js';
+import { WorkingState } from './run-state.js';
+import type { AttemptPort, ShimModelRequest, SpawnRequest, SpawnResult } from './scope.js';
+import { TransientState } from './state-map.js';
+import type { Logger, Tool } from './tools.js';
+import type { TurnCore } from './turn.js';
+
+/** An agent with everything that runs it: what a descriptor names, made. */
+export interface AgentInstance {
+  readonly descriptor: AgentDescriptor;
+  /** Tools of the agent itself; only an agent made in code has some. */
+  readonly tools: readonly Tool[];
+  readonly shims: readonly NamedShim[];
+}
+
+/** What the loop gets from outside: models, agents, time, ids. */
+export interface LoopDeps {
+  readonly models: ModelSource;
+  readonly clock: Clock;
+  readonly digest: Digest;
+  readonly log: Logger;
+  readonly hostHooks: readonly RunnerHooks[];
+  readonly modelIdleTimeoutMs: number;
+  readonly modelMaxRetries: number;
+  newId(): string;
+  /** Between 0 and 1, for jitter. */
+  random(): number;
+  /** An agent of this run by name, in the version that the run keeps. @throws where there is none any more */
+  agent(name: string): AgentInstance;
+  spawn(parent: SpawnParent, request: SpawnRequest, signal: AbortSignal): Promise<SpawnResult>;
+}
+
+/** The run that spawns a child. */
+export interface SpawnParent {
+  readonly runId: string;
+  readonly agent: AgentInstance;
+  readonly shims: BoundShims;
+  readonly tools: readonly Tool[];
+  readonly depth: number;
+  readonly limits: RunLimits;
+}
+
+export interface AttemptInput {
+  readonly runId: string;
+  readonly parentRunId?: string | undefined;
+  readonly depth: number;
+  readonly metadata: Readonly<Record<string, string>>;
+  readonly key: string | null;
+  readonly dataDir: string;
+  readonly limits: RunLimits;
+  readonly saved: SavedState;
+  /** The attempt goes on after a crash or a wait (R86). */
+  readonly recovered: boolean;
+  /** Aborted to stop the attempt; the reason is a RunCancelledError, a HandedOverError, or a LimitExceededError. */
+  readonly signal: AbortSignal;
+  readonly journal: Journal;
+  /** A model call of this attempt that a crash interrupted after deltas had been sent. */
+  readonly interruptedModelCallId?: string | undefined;
+}
+
+/** One agent of an attempt with its sessions; a handoff opens another inside. */
+export interface Frame {
+  readonly agent: AgentInstance;
+  readonly shims: BoundShims;
+  readonly task: AgentTask;
+}
+
+const CUSTOM_EVENT = /^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$/;
+
+/** What one attempt holds: the working state, its place in the loop, and everything it reports. */
+export class Attempt implements AttemptPort, SessionHost {
+  readonly input: AttemptInput;
+  readonly deps: LoopDeps;
+  readonly working: WorkingState;
+  readonly effects: EffectRecorder;
+  readonly transientState = new TransientState();
+  readonly startedAtMs: number;
+  position: Position;
+  /** The place in the loop as of the last checkpoint. */
+  savedPosition: Position;
+  usage: Usage;
+  calls: ToolCallRecord[];
+  core: TurnCore | undefined;
+  frame: Frame | undefined;
+  ended = false;
+  /** Text of the model call in progress, as it was shown. */
+  partialText = '';
+  /** The model call whose deltas were sent and that the next one replaces. */
+  replaces: string | undefined;
+  readonly receipts: InFlight[] = [];
+  readonly unknownCalls: UnknownToolCall[] = [];
+  #held: EventInput[] | undefined;
+  #quiet = false;
+
+  constructor(input: AttemptInput, deps: LoopDeps) {
+    this.input = input;
+    this.deps = deps;
+    this.working = new WorkingState(input.saved);
+    this.effects = new EffectRecorder(this.working, deps.digest);
+    this.position = structuredClone(input.saved.position);
+    this.savedPosition = structuredClone(input.saved.position);
+    this.usage = input.saved.usage;
+    this.calls = input.saved.toolCalls.map((call) => ({ ...call }));
+    this.startedAtMs = deps.clock.now();
+    this.replaces = input.interruptedModelCallId;
+  }
+
+  get runId(): string {
+    return this.input.runId;
+  }
+  get agent(): string {
+    return this.position.agents.at(-1) ?? '';
+  }
+  get signal(): AbortSignal {
+    return this.input.signal;
+  }
+  get recovered(): boolean {
+    return this.input.recovered;
+  }
+  get log(): Logger {
+    return this.deps.log;
+  }
+  get metadata(): Readonly<Record<string, string>> {
+    return this.input.metadata;
+  }
+  get key(): string | null {
+    return this.input.key;
+  }
+  get dataDir(): string {
+    return this.input.dataDir;
+  }
+  get limits(): RunLimits {
+    return { ...this.frame?.agent.descriptor.limits, ...this.input.limits };
+  }
+  get clock(): Clock {
+    return this.deps.clock;
+  }
+  get port(): AttemptPort {
+    return this;
+  }
+  get turnNumber(): number | undefined {
+    return this.working.turnCount === 0 || this.core === undefined ? undefined : this.working.turnCount;
+  }
+
+  event(event: EventInput): void {
+    if (this.#quiet && event.type === 'shim.effect') return;
+    if (this.#held === undefined) this.input.journal.note(event);
+    else this.#held.push(event);
+  }
+
+  /** From here on events wait for the next commit: they are in the transaction of the state they belong to. */
+  hold(): void {
+    this.#held ??= [];
+  }
+
+  /** Lets held events go without the state they were held for, because there will be none. */
+  release(): void {
+    const held = this.#held ?? [];
+    this.#held = undefined;
+    for (const event of held) this.input.journal.note(event);
+  }
+
+  /** While something is only rebuilt its effects are none: what it writes is discarded. */
+  async quietly<T>(run: () => Promise<T>): Promise<T> {
+    this.#quiet = true;
+    try {
+      return await run();
+    } finally {
+      this.#quiet = false;
+    }
+  }
+
+  /** Commits what was written since the last checkpoint, with the events held for it. @throws CancelledFirstError */
+  async checkpoint(options: { readonly turnEnd?: boolean; readonly settles?: boolean; readonly calls?: readonly ToolCallRecord[] } = {}): Promise<void> {
+    await this.commit({ events: [], checkpoint: this.takeCheckpoint(options) });
+  }
+
+  /**
+   * Like `checkpoint` where nothing outside follows from it. The order of commits is the order of the calls; a commit that
+   * cannot be made stops the attempt through its signal, so the rejection itself is nobody's business here.
+   */
+  checkpointLater(options: Parameters<Attempt['checkpoint']>[0] = {}): void {
+    this.checkpoint(options).catch(() => undefined);
+  }
+
+  takeCheckpoint(options: { readonly turnEnd?: boolean; readonly settles?: boolean; readonly calls?: readonly ToolCallRecord[] } = {}): Checkpoint {
+    const position = structuredClone(this.position);
+    this.savedPosition = position;
+    return {
+      ...this.working.takeDelta(),
+      position,
+      usage: this.usage,
+      toolCalls: (options.calls ?? []).map((call) => ({ ...call })),
+      unknownToolCalls: this.unknownCalls.splice(0),
+      turnEnd: options.turnEnd,
+      settles: options.settles,
+    };
+  }
+
+  async commit(entry: JournalEntry): Promise<void> {
+    const held = this.#held ?? [];
+    this.#held = undefined;
+    await this.input.journal.commit(held.length === 0 ? entry : { ...entry, events: [...held, ...entry.events] });
+  }
+
+  inFlight(entry: InFlight): void {
+    this.receipts.push(entry);
+  }
+
+  /** Calls every host's and shim's observer of one kind; a throw is logged and changes nothing (R110). */
+  async observe(frame: Frame, run: (hooks: RunnerHooks, task: AgentTask) => void | Promise<void> | undefined): Promise<void> {
+    for (const hooks of frame.shims.hooks) {
+      try {
+        await run(hooks, frame.task);
+      } catch (error) {
+        this.log.warn({ runId: this.runId, reason: messageOf(error) }, 'a runner hook failed');
+      }
+    }
+  }
+
+  emit(shim: string, name: string, data: JsonValue): void {
+    if (!CUSTOM_EVENT.test(name)) throw new TypeError(`An event's name is 1 to 64 letters, digits, _ . or -, not ${JSON.stringify(name)}.`);
+    const copy = JSON.parse(strictStringify(data, 'data')) as JsonValue;
+    if (this.ended) return;
+    const turn = this.turnNumber === undefined ? {} : { turn: this.turnNumber };
+    if (name === 'plan.updated') this.event({ type: 'plan.updated', ...turn, shim, data: copy });
+    else this.event({ type: `custom.${name}`, ...turn, shim, data: copy });
+  }
+
+  async callModel(shim: string, request: ShimModelRequest, purpose: string, signal: AbortSignal): Promise<ModelResponse> {
+    const startedAt = this.clock.now();
+    const model = request.model ?? this.frame?.agent.descriptor.model ?? '';
+    const handle = this.deps.models.resolve(model);
+    const messages = request.system === undefined ? request.messages : [{ role: 'system' as const, content: request.system }, ...request.messages];
+    const full: ModelRequest = {
+      model,
+      messages,
+      tools: request.tools === undefined || request.tools.length === 0 ? null : { tools: request.tools },
+      modelArgs: request.modelArgs ?? null,
+      output: request.output,
+    };
+    const { response } = await callModel(handle, full, {
+      clock: this.clock,
+      signal,
+      idleTimeoutMs: this.deps.modelIdleTimeoutMs,
+      modelCallId: this.deps.newId(),
+      transform: undefined,
+      callIdFor: (id) => id,
+      onDelta: () => undefined,
+      onRepairs: () => undefined,
+    });
+    this.usage = addUsage(this.usage, response.usage);
+    this.frame?.shims.recordEffect(shim, 'callModel', { what: 'modelCall', purpose, model, usage: response.usage }, this.clock.now() - startedAt);
+    return response;
+  }
+
+  async spawnAgent(request: SpawnRequest, signal: AbortSignal): Promise<SpawnResult> {
+    const { frame } = this;
+    if (frame === undefined) throw new Error('No agent is running.');
+    const parent: SpawnParent = {
+      runId: this.runId,
+      agent: frame.agent,
+      shims: frame.shims,
+      tools: this.core?.toolSet.config?.tools ?? [],
+      depth: this.input.depth,
+      limits: this.limits,
+    };
+    return this.deps.spawn(parent, request, signal);
+  }
+}

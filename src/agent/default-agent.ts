@@ -1,0 +1,330 @@
+import type { LanguageModelV3 } from '@ai-sdk/provider';
+import type { AgentInstance, LoopDeps } from './attempt.js';
+import type { NamedShim } from './bound-shims.js';
+import { systemClock, type Clock } from './clock.js';
+import { DelegatingBoundShim } from './delegating.js';
+import { ShimDefinition } from './define-shim.js';
+import { AgentDescriptorSchema, type AgentDescriptor } from './descriptor.js';
+import type { LifecycleEvent } from './events.js';
+import type { RunResult, RunnerHooks } from './hooks.js';
+import type { Digest } from './effects.js';
+import type { AttemptEnd, SavedState } from './journal.js';
+import { runAttempt } from './loop.js';
+import { MemoryJournal, newState, withCheckpoint } from './memory-journal.js';
+import { copyItem, type HistoryItem } from './messages.js';
+import type { ModelHandle, ModelSource } from './model.js';
+import { messageOf, ModelCallError, RunCancelledError, RunError, type RunErrorData } from './run-errors.js';
+import type { RunState } from './run-state.js';
+import { BoundShim, Shim, type Awaitable, type ShimBindingContext } from './shim.js';
+import { LiveState } from './state-map.js';
+import type { Logger, Tool } from './tools.js';
+
+/** A run that failed; `data` is what a server would have stored. */
+export class RunFailedError extends RunError {
+  readonly data: RunErrorData;
+  constructor(data: RunErrorData) {
+    super(data.code, data.message, { details: data });
+    this.data = data;
+  }
+}
+
+export interface DefaultAgentOptions {
+  readonly name?: string;
+  /** A model of the AI SDK's `LanguageModelV3`, a handle, or an id that `models` resolves. */
+  readonly model: LanguageModelV3 | ModelHandle | string;
+  readonly models?: ModelSource;
+  readonly instructions?: AgentDescriptor['instructions'];
+  readonly tools?: readonly Tool[];
+  readonly toolSettings?: AgentDescriptor['tools'];
+  readonly shims?: readonly (Shim | ShimDefinition)[];
+  readonly modelArgs?: AgentDescriptor['modelArgs'];
+  readonly output?: AgentDescriptor['output'];
+  readonly limits?: AgentDescriptor['limits'];
+  readonly handoffs?: readonly DefaultAgent[];
+  readonly hooks?: readonly RunnerHooks[];
+  readonly metadata?: Readonly<Record<string, string>>;
+  readonly dataDir?: string;
+  readonly log?: Logger;
+  readonly clock?: Clock;
+  readonly modelIdleTimeoutMs?: number;
+  readonly modelMaxRetries?: number;
+}
+
+const silentLog: Logger = { debug: () => undefined, info: () => undefined, warn: () => undefined, error: () => undefined };
+
+/** FNV-1a in 64 bits of two halves: short, stable, enough to tell whether something changed. Source: the FNV reference by Fowler, Noll and Vo. */
+const fnvDigest: Digest = (text) => {
+  let [a, b] = [0x811c9dc5, 0xcbf29ce4];
+  for (let index = 0; index < text.length; index += 1) {
+    const unit = text.charCodeAt(index);
+    a = Math.imul(a ^ unit, 0x01000193);
+    b = Math.imul(b ^ (unit + index), 0x01000193);
+  }
+  return (a >>> 0).toString(16).padStart(8, '0') + (b >>> 0).toString(16).padStart(8, '0');
+};
+
+/**
+ * An agent in code: the same loop as the server's, with its state in memory. Runs of one agent object are one conversation and
+ * go one after the other (R82); its shims are bound once (R4) and disposed of with it.
+ */
+export class DefaultAgent {
+  readonly #options: DefaultAgentOptions;
+  readonly #instance: AgentInstance;
+  #saved: SavedState;
+  #queue: Promise<unknown> = Promise.resolve();
+  #runs = 0;
+
+  constructor(options: DefaultAgentOptions) {
+    this.#options = options;
+    const model = typeof options.model === 'string' ? options.model : `in-code/${options.name ?? 'agent'}`;
+    const descriptor = AgentDescriptorSchema.parse({
+      name: options.name ?? 'agent',
+      model,
+      instructions: options.instructions ?? '',
+      tools: options.toolSettings ?? {},
+      modelArgs: options.modelArgs ?? {},
+      output: options.output,
+      limits: options.limits ?? {},
+      handoffs: options.handoffs?.map((agent) => agent.name) ?? [],
+    });
+    const shims = (options.shims ?? []).map((shim) => (shim instanceof ShimDefinition ? shim.create() : shim));
+    this.#instance = { descriptor, tools: options.tools ?? [], shims: shims.map(namedOnce) };
+    this.#saved = newState(descriptor.name, descriptor.instructions);
+  }
+
+  get name(): string {
+    return this.#instance.descriptor.name;
+  }
+
+  /** A copy of the saved state: that of the last boundary, never of a failed turn. */
+  get runState(): RunState {
+    const { instructions, history, responses, state, turnCount } = this.#saved;
+    return { instructions, history: [...history], responses: [...responses], shimState: new LiveState(state), turnCount };
+  }
+
+  /**
+   * Runs the agent on an input: a text, or a list of items (messages, content, internal messages).
+   * @throws RunFailedError, RunCancelledError
+   */
+  async run(input: HistoryItem | readonly HistoryItem[], options: { readonly signal?: AbortSignal } = {}): Promise<RunResult> {
+    return this.runStream(input, options).result;
+  }
+
+  /** The same, watched: iterate over the events; `result` settles when the run has ended. */
+  runStream(input: HistoryItem | readonly HistoryItem[], options: { readonly signal?: AbortSignal } = {}): AsyncIterable<LifecycleEvent> & { readonly result: Promise<RunResult> } {
+    const buffer: LifecycleEvent[] = [];
+    let wake = (): void => undefined;
+    let over = false;
+    const items = (Array.isArray(input) ? (input as readonly HistoryItem[]) : [input as HistoryItem]).map((item) => copyItem(item, 'input'));
+    const result = this.#serially(async () =>
+      this.#attempt(items, options.signal, (event) => {
+        buffer.push(event);
+        wake();
+      }),
+    ).finally(() => {
+      over = true;
+      wake();
+    });
+    result.catch(() => undefined);
+    return {
+      result,
+      async *[Symbol.asyncIterator]() {
+        for (let next = 0; ; ) {
+          while (next < buffer.length) yield buffer[next++] as LifecycleEvent;
+          if (over) return;
+          await new Promise<void>((resolve) => {
+            wake = resolve;
+          });
+        }
+      },
+    };
+  }
+
+  /** A new agent that goes on from a copy of this one's state; its shims are bound anew. */
+  fork(): DefaultAgent {
+    const fork = new DefaultAgent(this.#options);
+    fork.#saved = this.#saved;
+    return fork;
+  }
+
+  /** Back to the first message. */
+  reset(): void {
+    const { name, instructions } = this.#instance.descriptor;
+    this.#saved = newState(name, instructions);
+  }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    for (const { shim } of this.#instance.shims) await (shim as OncePerAgent).dispose();
+  }
+
+  async #serially<T>(run: () => Promise<T>): Promise<T> {
+    const turn = this.#queue.then(run, run);
+    this.#queue = turn.catch(() => undefined);
+    return turn;
+  }
+
+  async #attempt(items: readonly HistoryItem[], given: AbortSignal | undefined, onEvent: (event: LifecycleEvent) => void): Promise<RunResult> {
+    const controller = new AbortController();
+    const onAbort = (): void => {
+      controller.abort(new RunCancelledError('The run was cancelled.', this.#clock.now()));
+    };
+    given?.addEventListener('abort', onAbort, { once: true });
+    if (given?.aborted === true) onAbort();
+    this.#runs += 1;
+    const runId = `${this.name}-${this.#runs}`;
+    const saved = this.#takeUp(items);
+    const journal = new MemoryJournal({ runId, saved, now: () => this.#clock.now(), signal: controller.signal, onEvent });
+    try {
+      const end = await runAttempt(
+        {
+          runId,
+          depth: 0,
+          metadata: this.#options.metadata ?? {},
+          key: null,
+          dataDir: this.#options.dataDir ?? '.',
+          limits: {},
+          saved,
+          recovered: false,
+          signal: controller.signal,
+          journal,
+        },
+        this.#deps(),
+      );
+      this.#saved = journal.saved;
+      return this.#resultOf(end);
+    } finally {
+      given?.removeEventListener('abort', onAbort);
+    }
+  }
+
+  /** The saved state with the new input: a checkpoint of its own (R79). */
+  #takeUp(items: readonly HistoryItem[]): SavedState {
+    const agent = this.#saved.position.agents.at(-1) ?? this.name;
+    const start = newState(agent, '').position;
+    const saved = withCheckpoint(this.#saved, {
+      position: { ...start, seenAgents: this.#saved.position.seenAgents },
+      turnCount: this.#saved.turnCount,
+      state: [],
+      responses: [],
+      usage: this.#saved.usage,
+      toolCalls: [],
+      history: { mode: 'append', items, dropEphemeral: false },
+    });
+    this.#saved = saved;
+    return saved;
+  }
+
+  #resultOf(end: AttemptEnd | undefined): RunResult {
+    const { instructions, history, responses, state, turnCount } = this.#saved;
+    switch (end?.status) {
+      case 'completed':
+        return { finalOutput: end.output, responses, turnCount, runState: { instructions, history: [...history], responses, turnCount, shimState: new LiveState(state).toJSON() } };
+      case 'failed':
+        throw new RunFailedError(end.error);
+      case 'waiting':
+        throw new RunError('tool_outcome', 'The run waits for a decision; an agent in code has nobody to ask. Use the server, or do not gate its tools.');
+      case 'cancelled':
+      case undefined:
+        throw new RunCancelledError();
+    }
+  }
+
+  get #clock(): Clock {
+    return this.#options.clock ?? systemClock;
+  }
+
+  #deps(): LoopDeps {
+    let ids = 0;
+    const prefix = `${this.name}-${this.#runs}-${Math.random().toString(36).slice(2, 8)}`;
+    return {
+      models: { resolve: (id) => this.#model(id) },
+      clock: this.#clock,
+      digest: fnvDigest,
+      log: this.#options.log ?? silentLog,
+      hostHooks: this.#options.hooks ?? [],
+      modelIdleTimeoutMs: this.#options.modelIdleTimeoutMs ?? 60_000,
+      modelMaxRetries: this.#options.modelMaxRetries ?? 2,
+      newId: () => `${prefix}-${(ids += 1)}`,
+      random: Math.random,
+      agent: (name) => this.#find(name),
+      spawn: async () => Promise.reject(new Error('An agent in code cannot spawn runs.')),
+    };
+  }
+
+  /** This agent and all that it can hand over to, directly or not. */
+  #family(seen = new Set<DefaultAgent>()): Set<DefaultAgent> {
+    if (seen.has(this)) return seen;
+    seen.add(this);
+    for (const agent of this.#options.handoffs ?? []) agent.#family(seen);
+    return seen;
+  }
+
+  #find(name: string): AgentInstance {
+    for (const agent of this.#family()) if (agent.name === name) return agent.#instance;
+    throw new RunError('internal', `There is no agent ${JSON.stringify(name)} to hand over to.`);
+  }
+
+  #model(id: string): ModelHandle {
+    for (const agent of this.#family()) {
+      const { model, models } = agent.#options;
+      if (typeof model === 'string') {
+        if (models !== undefined && model === id) return models.resolve(id);
+      } else if (agent.#instance.descriptor.model === id) return 'failureOf' in model ? model : handleOf(model);
+    }
+    if (this.#options.models !== undefined) return this.#options.models.resolve(id);
+    throw new RunError('model_error', `No model source was given to resolve ${JSON.stringify(id)}.`);
+  }
+}
+
+/** A bare language model as a handle: its errors are taken as they come. */
+export function handleOf(languageModel: LanguageModelV3, id = `${languageModel.provider}/${languageModel.modelId}`): ModelHandle {
+  return {
+    id,
+    languageModel,
+    nativeStructuredOutput: false,
+    failureOf: (thrown) => (thrown instanceof ModelCallError ? thrown : new ModelCallError({ code: 'model_error', message: messageOf(thrown), retryable: false, provider: languageModel.provider }, thrown)),
+  };
+}
+
+function namedOnce(shim: Shim): NamedShim {
+  return { name: shim.name, shim: new OncePerAgent(shim), hash: '' };
+}
+
+/** Binds a shim once for the life of an agent object, however many runs start together (R4). */
+class OncePerAgent extends Shim {
+  readonly name: string;
+  readonly #shim: Shim;
+  #bound: Promise<BoundShim> | undefined;
+
+  constructor(shim: Shim) {
+    super();
+    this.#shim = shim;
+    this.name = shim.name;
+    if (shim.onFailure !== undefined) this.onFailure = shim.onFailure;
+    if (shim.timeouts !== undefined) this.timeouts = shim.timeouts;
+    if (shim.inherit !== undefined) this.inherit = shim.inherit;
+    if (shim.stateDefinition !== undefined) this.stateDefinition = shim.stateDefinition;
+  }
+  override async bind(context: ShimBindingContext): Promise<BoundShim> {
+    this.#bound ??= this.#bindOnce(() => this.#shim.bind(context));
+    return new Kept(await this.#bound);
+  }
+  async #bindOnce(bind: () => Awaitable<BoundShim>): Promise<BoundShim> {
+    try {
+      return await bind();
+    } catch (error) {
+      this.#bound = undefined;
+      throw error;
+    }
+  }
+  async dispose(): Promise<void> {
+    const bound = this.#bound;
+    this.#bound = undefined;
+    await (await bound)?.[Symbol.asyncDispose]();
+  }
+}
+
+/** A session that outlives the attempt: only its agent disposes of it. */
+class Kept extends DelegatingBoundShim {
+  override async [Symbol.asyncDispose](): Promise<void> {}
+}

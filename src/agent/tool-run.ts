@@ -1,0 +1,143 @@
+import type { Attempt, Frame } from './attempt.js';
+import { GRACE_MS, type ShimSession } from './bound-shims.js';
+import { pause, within } from './clock.js';
+import type { ToolCallRecord } from './journal.js';
+import type { JsonValue } from './json.js';
+import { runErrorData, ShimError } from './run-errors.js';
+import { ReadOnlyState } from './state-map.js';
+import { failureOf, outcomeOf, type Tool, type ToolContext, type ToolOutcome } from './tools.js';
+import type { GatedCall } from './turn.js';
+
+/** What a tool may take when neither it nor the agent says otherwise. */
+const DEFAULT_TOOL_TIMEOUT_MS = 60_000;
+const RETRY_PAUSE_MS = 200;
+
+export function toolContext(attempt: Attempt, call: { readonly toolCallId: string; readonly idempotencyKey: string }, signal: AbortSignal): ToolContext {
+  const shimState = new ReadOnlyState(() => attempt.working.live);
+  return {
+    runId: attempt.runId,
+    agent: attempt.agent,
+    toolCallId: call.toolCallId,
+    idempotencyKey: call.idempotencyKey,
+    signal,
+    log: attempt.log,
+    shimState,
+    progress: (data: JsonValue) => {
+      const outcome = outcomeOf(data);
+      const shown = outcome.ok ? outcome.result : null;
+      if (!attempt.ended && !signal.aborted) attempt.event({ type: 'tool.progress', turn: attempt.working.turnCount, toolCallId: call.toolCallId, data: shown });
+    },
+    get activeSkillNames() {
+      const names = shimState.get('skills:active');
+      return Array.isArray(names) ? names.filter((name) => typeof name === 'string') : [];
+    },
+  };
+}
+
+/** Faults of a call's arguments as the text of its error result. */
+export function argumentFaults(tool: Tool, faults: readonly string[]): ToolOutcome {
+  return { ok: false, error: { message: `The arguments of ${tool.name} are refused: ${faults.join('; ')}`, kind: 'invalid_arguments' } };
+}
+
+/**
+ * Runs one tool call through the shims' wraps, with its timeout, retries and cancel. Never throws for what the tool does.
+ * @throws ShimError when a wrap failed
+ */
+export async function runToolCall(attempt: Attempt, frame: Frame, tool: Tool, record: ToolCallRecord): Promise<ToolOutcome> {
+  const parsed = tool.parse(record.arguments);
+  if (!parsed.ok) return argumentFaults(tool, parsed.faults);
+  const call: GatedCall = { toolCallId: record.toolCallId, name: record.name, arguments: record.arguments };
+  await attempt.observe(frame, (hooks, task) => hooks.onToolStart?.(task, call));
+  const outcome = await wrapped(attempt, frame, call, (inner) => execute(attempt, frame, tool, record, inner.arguments));
+  await attempt.observe(frame, (hooks, task) => hooks.onToolEnd?.(task, call, outcome));
+  return outcome;
+}
+
+type Next = (call: GatedCall) => Promise<ToolOutcome>;
+
+async function wrapped(attempt: Attempt, frame: Frame, call: GatedCall, innermost: Next): Promise<ToolOutcome> {
+  const sessions = frame.shims.active('wrapToolCall');
+  const chain = sessions.reduceRight<Next>((next, session) => async (inner) => wrapOne(attempt, frame, session, inner, next), innermost);
+  return chain(call);
+}
+
+async function wrapOne(attempt: Attempt, frame: Frame, session: ShimSession, call: GatedCall, next: Next): Promise<ToolOutcome> {
+  let inner: Promise<ToolOutcome> | undefined;
+  try {
+    const outcome = await session.bound.wrapToolCall(frame.shims.turnOf(session), call, async (changed) => {
+      inner = next(changed);
+      return inner;
+    });
+    return outcome.ok ? { ok: true, result: resultOf(outcome.result) } : { ok: false, error: { ...outcome.error } };
+  } catch (error) {
+    if (error instanceof ShimError) throw error;
+    const failure = new ShimError(session.name, 'wrapToolCall', error);
+    if (session.shim.onFailure !== 'skip') throw failure;
+    attempt.event({ type: 'shim.failed', turn: attempt.working.turnCount, shim: session.name, callback: 'wrapToolCall', error: runErrorData(failure) });
+    return inner ?? next(call);
+  }
+}
+
+/** A wrap may put anything into an outcome; what is kept must be what JSON holds. */
+function resultOf(result: unknown): unknown {
+  const outcome = outcomeOf(result);
+  return outcome.ok ? outcome.result : outcome.error.message;
+}
+
+async function execute(attempt: Attempt, frame: Frame, tool: Tool, record: ToolCallRecord, args: unknown): Promise<ToolOutcome> {
+  const parsed = tool.parse(args);
+  if (!parsed.ok) return argumentFaults(tool, parsed.faults);
+  const settings = attempt.core?.toolSet.config ?? frame.agent.descriptor.tools;
+  const timeoutMs = tool.timeoutMs ?? settings.toolCallTimeoutMs ?? DEFAULT_TOOL_TIMEOUT_MS;
+  const maxRetries = tool.maxRetries ?? settings.toolCallMaxRetries ?? 0;
+  for (let tries = 0; ; tries += 1) {
+    const { outcome, again } = await tryOnce(attempt, tool, record, parsed.args, timeoutMs);
+    if (!again || tries >= maxRetries || attempt.signal.aborted) return outcome;
+    await pause(attempt.clock, RETRY_PAUSE_MS * 2 ** tries, attempt.signal);
+    if (attempt.signal.aborted) return outcome;
+  }
+}
+
+async function tryOnce(attempt: Attempt, tool: Tool, record: ToolCallRecord, args: unknown, timeoutMs: number): Promise<{ outcome: ToolOutcome; again: boolean }> {
+  const controller = new AbortController();
+  const onAbort = (): void => {
+    controller.abort(attempt.signal.reason);
+  };
+  attempt.signal.addEventListener('abort', onAbort, { once: true });
+  if (attempt.signal.aborted) onAbort();
+  try {
+    const context = toolContext(attempt, record, controller.signal);
+    const running = invoke(tool, args, context);
+    const outcome = await within(running, { clock: attempt.clock, timeoutMs, signal: attempt.signal, graceMs: GRACE_MS });
+    switch (outcome.kind) {
+      case 'value':
+        return { outcome: outcomeOf(outcome.value), again: false };
+      case 'error':
+        return { outcome: failureOf(outcome.error), again: true };
+      case 'timeout':
+        controller.abort(new DOMException(`The tool ${tool.name} took longer than ${timeoutMs} ms.`, 'TimeoutError'));
+        return { outcome: { ok: false, error: { message: `The tool did not finish within ${timeoutMs} ms; whether it had an effect is not known.`, kind: 'timeout' } }, again: true };
+      case 'aborted': {
+        const finished = 'value' in outcome;
+        attempt.inFlight({
+          kind: 'tool',
+          name: record.name,
+          id: record.toolCallId,
+          obeyed: outcome.obeyed,
+          ms: outcome.ms,
+          sideEffects: finished || tool.onCrash === 'retry' ? 'none' : 'unknown',
+        });
+        return { outcome: finished ? outcomeOf(outcome.value) : CANCELLED, again: false };
+      }
+    }
+  } finally {
+    attempt.signal.removeEventListener('abort', onAbort);
+  }
+}
+
+/** A tool that throws at once, before any promise, is a tool that failed. */
+async function invoke(tool: Tool, args: unknown, context: ToolContext): Promise<unknown> {
+  return tool.execute(args, context);
+}
+
+export const CANCELLED: ToolOutcome = { ok: false, error: { message: 'The call was cancelled before it gave a result.', kind: 'cancelled' } };

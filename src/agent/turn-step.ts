@@ -1,0 +1,304 @@
+import type { Attempt, Frame } from './attempt.js';
+import { pause } from './clock.js';
+import type { ModelDelta, ModelRequest } from './hooks.js';
+import { deepFreeze, wellFormed, type JsonValue } from './json.js';
+import { renderHistory, type Message, type ModelResponse } from './messages.js';
+import { callModel, type CompletedCall } from './model-call.js';
+import { addUsage, type ModelHandle } from './model.js';
+import { LimitExceededError, ModelCallError, RunCancelledError, RunError, runErrorData, ShimError } from './run-errors.js';
+import type { NextModelCall } from './shim.js';
+import { deferAppended, ToolRound } from './tool-round.js';
+import { defineTool, type Tool } from './tools.js';
+import { ToolSet, type ToolConfig } from './tool-set.js';
+import type { TurnCore } from './turn.js';
+
+const DEFAULT_MAX_TURNS = 128;
+const FIRST_RETRY_MS = 500;
+const LONGEST_RETRY_MS = 30_000;
+/** A provider that asks for a longer pause than this is not waited for: the call fails and says so. */
+const LONGEST_RETRY_AFTER_MS = 300_000;
+
+/** Limits that hold before each model call (R14). @throws LimitExceededError */
+export function assertLimits(attempt: Attempt): void {
+  const { maxTurns = DEFAULT_MAX_TURNS, maxDurationMs, maxTotalTokens } = attempt.limits;
+  if (attempt.position.runTurn >= maxTurns) throw new LimitExceededError('maxTurns', maxTurns, attempt.position.runTurn);
+  const elapsedMs = attempt.clock.now() - attempt.startedAtMs;
+  if (maxDurationMs !== undefined && elapsedMs >= maxDurationMs) throw new LimitExceededError('maxDurationMs', maxDurationMs, elapsedMs);
+  if (maxTotalTokens !== undefined && attempt.usage.totalTokens >= maxTotalTokens) {
+    throw new LimitExceededError('maxTotalTokens', maxTotalTokens, attempt.usage.totalTokens);
+  }
+}
+
+function handoffTools(frame: Frame): Tool[] {
+  return frame.agent.descriptor.handoffs.map((target) => ({
+    ...defineTool({
+      name: `handoff_to_${target}`.slice(0, 64),
+      description: `Hand the conversation over to the agent ${target}, which goes on with it. It must be the only call of the answer.`,
+      parameters: { type: 'object', properties: {}, additionalProperties: true },
+      onCrash: 'retry',
+      execute: () => '',
+    }),
+    handoffTo: target,
+  }));
+}
+
+/** Makes the editable turn and has every shim prepare it. With `rebuild` only the tools and gates count (R79a). */
+export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boolean): Promise<TurnCore> {
+  const { descriptor, tools } = frame.agent;
+  const own = [...tools, ...handoffTools(frame)];
+  const base: ToolConfig | null = own.length === 0 && Object.keys(descriptor.tools).length === 0 ? null : { ...descriptor.tools, tools: own };
+  const core: TurnCore = {
+    working: attempt.working,
+    toolSet: new ToolSet(base),
+    transientState: attempt.transientState,
+    runTurn: attempt.position.runTurn,
+    isFirstForThisAgent: !attempt.position.seenAgents.includes(descriptor.name),
+    gates: [],
+    owners: new Map(),
+    modelArgs: structuredClone(descriptor.modelArgs),
+    frozen: false,
+    openCallIds: new Set(),
+    over: false,
+  };
+  attempt.core = core;
+  frame.shims.endTurn();
+  attempt.effects.rebase(core);
+  const prepare = async (): Promise<void> => {
+    for (const session of frame.shims.active('prepareTurn')) {
+      await frame.shims.call(session, 'prepareTurn', () => session.bound.prepareTurn(frame.shims.turnOf(session)));
+    }
+  };
+  if (!rebuild) {
+    await prepare();
+    return core;
+  }
+  await attempt.quietly(prepare);
+  attempt.working.discard();
+  for (const session of frame.shims.sessions) session.namespace?.reset();
+  attempt.effects.rebase(core);
+  return core;
+}
+
+export interface Answered {
+  readonly response: ModelResponse;
+  readonly round: ToolRound | undefined;
+}
+
+/** One model call from the prepared turn to its committed response, with the tool round it opens. */
+export async function modelStep(attempt: Attempt, frame: Frame, core: TurnCore): Promise<Answered> {
+  const { maxToolRoundTrips } = core.toolSet.config ?? {};
+  const spent = maxToolRoundTrips !== undefined && attempt.position.roundTrips >= maxToolRoundTrips;
+  const config = core.toolSet.finish(spent, new Map(Object.entries(attempt.position.toolCalls)));
+  core.frozen = true;
+  if (core.modelArgs !== null) deepFreeze(core.modelArgs);
+  const messages = await transformed(attempt, frame, core);
+  attempt.event(attempt.effects.snapshot('turnPrepared', attempt.working.turnCount));
+  const request: ModelRequest = { model: frame.agent.descriptor.model, messages, tools: config, modelArgs: core.modelArgs, output: frame.agent.descriptor.output };
+  const call = await wrappedCall(attempt, frame, request);
+  const { response } = call;
+  attempt.hold();
+  try {
+    return await takeResponse(attempt, frame, core, config, call);
+  } catch (error) {
+    attempt.release();
+    throw error;
+  } finally {
+    attempt.partialText = '';
+    attempt.replaces = undefined;
+    await attempt.observe(frame, (hooks, task) => hooks.onLlmEnd?.(task, response));
+  }
+}
+
+async function takeResponse(attempt: Attempt, frame: Frame, core: TurnCore, config: ToolConfig | null, completed: CompletedCall): Promise<Answered> {
+  const { response, brokenArguments } = completed;
+  const { working, position } = attempt;
+  const turn = working.turnCount;
+  const { modelCallId, message, finishReason, usage } = response;
+  attempt.event({ type: 'model.completed', turn, modelCallId, message, finishReason, usage });
+  attempt.effects.take();
+  working.responses.push(response);
+  working.history.push(response);
+  attempt.effects.rebase();
+  const calls = typeof message.content === 'string' ? [] : message.content.filter((part) => part.type === 'tool-call');
+  core.openCallIds = new Set(calls.map((part) => part.toolCallId));
+  for (const session of frame.shims.active('onModelResponse')) {
+    await frame.shims.call(session, 'onModelResponse', () => session.bound.onModelResponse(frame.shims.turnOf(session), response));
+  }
+  if (!position.seenAgents.includes(attempt.agent)) position.seenAgents.push(attempt.agent);
+  if (calls.length === 0) return { response, round: undefined };
+  working.settleHistory();
+  deferAppended(attempt, response);
+  attempt.effects.rebase();
+  const round = new ToolRound(attempt, frame, config);
+  await round.open(response, brokenArguments);
+  await attempt.checkpoint({ calls: attempt.calls });
+  round.assertBehaviour();
+  return { response, round };
+}
+
+async function transformed(attempt: Attempt, frame: Frame, core: TurnCore): Promise<readonly Message[]> {
+  let messages: readonly Message[] = renderHistory(attempt.working.instructions, attempt.working.history);
+  for (const session of frame.shims.active('transformMessages')) {
+    const given = messages;
+    // A copy per shim: what it does to the list it got is nobody else's, and nothing is persisted (R47, R50).
+    const copy = structuredClone(given) as Message[];
+    const startedAt = attempt.clock.now();
+    const returned = await frame.shims.call(session, 'transformMessages', () => session.bound.transformMessages(frame.shims.turnOf(session), copy));
+    if (!Array.isArray(returned)) continue;
+    frame.shims.recordEffect(session.name, 'transformMessages', attempt.effects.messagesChange(given, returned), attempt.clock.now() - startedAt);
+    messages = returned;
+  }
+  if (core.working !== attempt.working) throw new Error('The turn belongs to another attempt.');
+  return messages;
+}
+
+/** The onion of wrapModelCall around the call with its retries, first shim outermost. */
+async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest): Promise<CompletedCall> {
+  const completed = new Map<ModelResponse, CompletedCall>();
+  const innermost: NextModelCall = async (inner) => {
+    const call = await callWithRetries(attempt, frame, inner);
+    completed.set(call.response, call);
+    return call.response;
+  };
+  const chain = frame.shims.active('wrapModelCall').reduceRight<NextModelCall>(
+    (next, session) => async (inner) => {
+      let called: Promise<ModelResponse> | undefined;
+      try {
+        return await session.bound.wrapModelCall(frame.shims.turnOf(session), inner, async (changed) => {
+          called = next(changed);
+          return called;
+        });
+      } catch (error) {
+        if (error instanceof RunError || error instanceof RunCancelledError || attempt.signal.aborted) throw error;
+        const failure = new ShimError(session.name, 'wrapModelCall', error);
+        if (session.shim.onFailure !== 'skip') throw failure;
+        attempt.event({ type: 'shim.failed', turn: attempt.working.turnCount, shim: session.name, callback: 'wrapModelCall', error: runErrorData(failure) });
+        return called ?? next(inner);
+      }
+    },
+    innermost,
+  );
+  const response = await chain(request);
+  return completed.get(response) ?? { response: deepFreeze(wellFormed(response as unknown as JsonValue) as unknown as ModelResponse), brokenArguments: new Map() };
+}
+
+async function callWithRetries(attempt: Attempt, frame: Frame, request: ModelRequest): Promise<CompletedCall> {
+  let current = request;
+  let compacted = false;
+  for (let retry = 0; ; retry += 1) {
+    const modelCallId = attempt.deps.newId();
+    try {
+      return await callOnce(attempt, frame, current, modelCallId);
+    } catch (error) {
+      if (attempt.signal.aborted || !(error instanceof ModelCallError)) throw error;
+      if (error.code === 'context_exceeded' && !compacted && (await contextMended(frame, error))) {
+        compacted = true;
+        current = { ...current, messages: renderHistory(attempt.working.instructions, attempt.working.history) };
+        retry -= 1;
+        continue;
+      }
+      const delayMs = retryDelay(error, retry, attempt.deps.random());
+      if (!error.retryable || retry >= attempt.deps.modelMaxRetries || delayMs === undefined) throw error;
+      attempt.event({ type: 'model.retrying', turn: attempt.working.turnCount, modelCallId, error: error.toData(), delayMs, retry: retry + 1 });
+      await pause(attempt.clock, delayMs, attempt.signal);
+      attempt.signal.throwIfAborted();
+    }
+  }
+}
+
+/** Exponential back-off with full jitter over its upper half; the provider's Retry-After wins. Undefined: not worth waiting for. */
+function retryDelay(error: ModelCallError, retry: number, random: number): number | undefined {
+  if (error.retryAfterMs !== undefined) return error.retryAfterMs > LONGEST_RETRY_AFTER_MS ? undefined : error.retryAfterMs;
+  const ceiling = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** retry);
+  return Math.round(ceiling / 2 + (random * ceiling) / 2);
+}
+
+async function contextMended(frame: Frame, error: ModelCallError): Promise<boolean> {
+  for (const session of frame.shims.active('onContextExceeded')) {
+    const mended = await frame.shims.call(session, 'onContextExceeded', () => session.bound.onContextExceeded(frame.shims.turnOf(session), error));
+    if (mended === true) return true;
+  }
+  return false;
+}
+
+async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, modelCallId: string): Promise<CompletedCall> {
+  const handle = attempt.deps.models.resolve(request.model);
+  const turn = attempt.working.turnCount;
+  await attempt.observe(frame, (hooks, task) => hooks.onLlmStart?.(task, request));
+  const { replaces } = attempt;
+  attempt.event({ type: 'model.started', turn, modelCallId, model: handle.id, ...(replaces === undefined ? {} : { replaces }) });
+  attempt.partialText = '';
+  const used = usedCallIds(attempt);
+  try {
+    const call = await callModel(handle, withOutputInstruction(handle, request), {
+      clock: attempt.clock,
+      signal: attempt.signal,
+      idleTimeoutMs: attempt.deps.modelIdleTimeoutMs,
+      modelCallId,
+      transform: deltaTransform(frame),
+      callIdFor: (providerId) => uniqueCallId(providerId, used, attempt.deps.newId),
+      onDelta: (delta) => {
+        attempt.replaces = modelCallId;
+        if (delta.kind === 'flush') return;
+        if (delta.kind === 'text') attempt.partialText += delta.text;
+        attempt.event({ type: 'model.delta', turn, modelCallId, kind: delta.kind, text: delta.text, ...(delta.toolCallId === undefined ? {} : { toolCallId: delta.toolCallId }) });
+      },
+      onRepairs: (repairs) => {
+        attempt.event({ type: 'history.repaired', turn, repairs });
+      },
+    });
+    attempt.usage = addUsage(attempt.usage, call.response.usage);
+    return call;
+  } catch (error) {
+    if (attempt.signal.aborted && attempt.signal.reason instanceof RunCancelledError) {
+      attempt.inFlight({ kind: 'model', name: handle.id, id: modelCallId, obeyed: true, ms: 0, sideEffects: 'none' });
+    }
+    throw error;
+  }
+}
+
+function usedCallIds(attempt: Attempt): Set<string> {
+  const used = new Set<string>();
+  for (const response of attempt.working.responses) {
+    if (typeof response.message.content === 'string') continue;
+    for (const part of response.message.content) if (part.type === 'tool-call') used.add(part.toolCallId);
+  }
+  return used;
+}
+
+/** 40 characters: the shortest limit among the providers. */
+const CALL_ID = /^[a-zA-Z0-9_-]{1,40}$/;
+
+/** The provider's id where it is usable and new in this run; else one of ours, so that no two calls are ever taken for each other. */
+function uniqueCallId(providerId: string, used: Set<string>, newId: () => string): string {
+  const id = CALL_ID.test(providerId) && !used.has(providerId) ? providerId : `call_${newId().replace(/-/g, '')}`.slice(0, 40);
+  used.add(id);
+  return id;
+}
+
+function deltaTransform(frame: Frame): ((delta: ModelDelta) => ModelDelta | null) | undefined {
+  const sessions = frame.shims.active('transformDelta');
+  if (sessions.length === 0) return undefined;
+  return (delta) => {
+    let current: ModelDelta | null = delta;
+    for (const session of sessions) {
+      if (current === null) return null;
+      try {
+        current = session.bound.transformDelta(frame.shims.turnOf(session), current);
+      } catch (error) {
+        // A redaction that fails must not show what it was to hide: the call fails, whatever the shim's onFailure says.
+        throw new ShimError(session.name, 'transformDelta', error);
+      }
+    }
+    return current;
+  };
+}
+
+/** Where the provider cannot enforce a schema, the request says it in words. */
+function withOutputInstruction(handle: ModelHandle, request: ModelRequest): ModelRequest {
+  if (request.output === undefined || handle.nativeStructuredOutput) return request;
+  const text = `Your final answer must be one JSON value that satisfies this JSON Schema, and nothing else:\n${JSON.stringify(request.output)}`;
+  const [first, ...rest] = request.messages;
+  if (first?.role === 'system') return { ...request, messages: [{ ...first, content: `${first.content}\n\n${text}` }, ...rest] };
+  return { ...request, messages: [{ role: 'system', content: text }, ...request.messages] };
+}

@@ -1,0 +1,173 @@
+import type { Database } from 'better-sqlite3';
+import { StorageUnavailableError } from '../errors.js';
+import { isStorageFault } from './database.js';
+
+/** Something that has facts to write. It may be asked again after a rollback, so it must not change itself before `committed`. */
+export interface WriteSource {
+  /** Runs inside the transaction. A throw that is no storage fault is a refusal and concerns this source only. */
+  write(): void;
+  committed(): void;
+  /** The write was refused, or (one-off operations only) the storage cannot take it now. */
+  failed(error: unknown): void;
+  /** True: a storage fault is waited out and the write made again. False: it is reported at once. */
+  readonly patient: boolean;
+}
+
+const FIRST_PAUSE_MS = 20;
+const LONGEST_PAUSE_MS = 1000;
+
+/**
+ * Groups the commits of all runs: everything that became due in one turn of the event loop goes into one transaction, so an
+ * fsync is paid once for many runs. Nothing is told to anybody before its commit.
+ *
+ * It writes on the main thread on purpose: a worker thread makes every body cross a structured clone and adds two hops to each
+ * commit's latency; see `test/bench/RESULTS.md` for the figures of both.
+ *
+ * Urgent sources are committed at the end of the present turn of the event loop. Lazy ones (streamed deltas) may wait for a
+ * multiple of what the last commit took, so a flood of small pieces cannot spend the process's time on fsyncs.
+ */
+export class Writer {
+  readonly #database: Database;
+  #due = new Set<WriteSource>();
+  #lazy = new Set<WriteSource>();
+  #immediate: NodeJS.Immediate | undefined;
+  #timer: NodeJS.Timeout | undefined;
+  #pauseMs = 0;
+  #lastCommitMs = 0;
+  #fault: unknown;
+  #closed = false;
+  readonly #onDue = (): void => {
+    this.#flush();
+  };
+
+  constructor(database: Database) {
+    this.#database = database;
+  }
+
+  /** The storage fault that writes are waiting out; undefined while all is well. */
+  get fault(): unknown {
+    return this.#fault;
+  }
+
+  /** Has a source written at the end of this turn of the event loop. */
+  urgent(source: WriteSource): void {
+    this.#lazy.delete(source);
+    this.#due.add(source);
+    if (this.#pauseMs === 0) this.#immediate ??= setImmediate(this.#onDue);
+  }
+
+  /** Has a source written soon: with the next commit, or a few milliseconds from now. */
+  lazy(source: WriteSource): void {
+    if (this.#due.has(source)) return;
+    this.#lazy.add(source);
+    if (this.#immediate !== undefined || this.#timer !== undefined || this.#pauseMs > 0) return;
+    const waitMs = Math.min(25, Math.round(this.#lastCommitMs * 4));
+    if (waitMs <= 1) this.#immediate = setImmediate(this.#onDue);
+    else this.#timer = setTimeout(this.#onDue, waitMs);
+  }
+
+  /**
+   * Runs an operation in the next group and resolves with its result once it is durable.
+   * @throws StorageUnavailableError, and whatever the operation throws
+   */
+  async run<T>(operation: () => T): Promise<T> {
+    return new Promise<T>((resolve, reject) => {
+      let result: T;
+      this.urgent({
+        patient: false,
+        write: () => {
+          result = operation();
+        },
+        committed: () => {
+          resolve(result);
+        },
+        failed: reject,
+      });
+    });
+  }
+
+  /** Writes what is due, now. */
+  flush(): void {
+    this.#flush();
+  }
+
+  close(): void {
+    this.#flush();
+    this.#closed = true;
+    clearImmediate(this.#immediate);
+    clearTimeout(this.#timer);
+  }
+
+  #flush(): void {
+    clearImmediate(this.#immediate);
+    clearTimeout(this.#timer);
+    this.#immediate = undefined;
+    this.#timer = undefined;
+    if (this.#closed) return;
+    const group = [...this.#due, ...this.#lazy];
+    this.#due = new Set();
+    this.#lazy = new Set();
+    if (group.length === 0) return;
+    const startedAt = performance.now();
+    try {
+      this.#transaction(group);
+    } catch {
+      // Whoever was at fault must not take the others along: each gets a transaction of its own.
+      this.#alone(group);
+      return;
+    }
+    this.#lastCommitMs = performance.now() - startedAt;
+    this.#healed();
+    for (const source of group) source.committed();
+  }
+
+  #transaction(group: readonly WriteSource[]): void {
+    this.#database.exec('BEGIN IMMEDIATE');
+    try {
+      for (const source of group) source.write();
+      this.#database.exec('COMMIT');
+    } catch (error) {
+      // Some faults (a full disk) have rolled back already.
+      if (this.#database.inTransaction) this.#database.exec('ROLLBACK');
+      throw error;
+    }
+  }
+
+  #alone(group: readonly WriteSource[]): void {
+    const waiting: WriteSource[] = [];
+    let fault: unknown;
+    for (const source of group) {
+      if (fault !== undefined && source.patient) {
+        waiting.push(source);
+        continue;
+      }
+      try {
+        this.#transaction([source]);
+      } catch (error) {
+        if (!isStorageFault(error)) source.failed(error);
+        else {
+          fault = error;
+          if (source.patient) waiting.push(source);
+          else source.failed(new StorageUnavailableError(error));
+        }
+        continue;
+      }
+      source.committed();
+    }
+    if (fault === undefined) this.#healed();
+    else this.#waitOut(waiting, fault);
+  }
+
+  /** Keeps what must not be lost and tries again, ever more slowly; runs pause meanwhile because their commits do not resolve. */
+  #waitOut(waiting: readonly WriteSource[], fault: unknown): void {
+    this.#fault = fault;
+    for (const source of waiting) this.#due.add(source);
+    this.#pauseMs = Math.min(LONGEST_PAUSE_MS, Math.max(FIRST_PAUSE_MS, this.#pauseMs * 2));
+    this.#timer = setTimeout(this.#onDue, this.#pauseMs);
+  }
+
+  #healed(): void {
+    this.#fault = undefined;
+    this.#pauseMs = 0;
+  }
+}
