@@ -61,6 +61,10 @@ export interface AttemptInput {
   readonly dataDir: string;
   readonly limits: RunLimits;
   readonly saved: SavedState;
+  /** Agents above this run whose guards (`inherit: "always"`) hold here too. */
+  readonly guards?: readonly string[] | undefined;
+  /** For a helper: the only tools that it may see. */
+  readonly onlyTools?: readonly string[] | undefined;
   /** The attempt goes on after a crash or a wait (R86). */
   readonly recovered: boolean;
   /** Aborted to stop the attempt; the reason is a RunCancelledError, a HandedOverError, or a LimitExceededError. */
@@ -277,6 +281,12 @@ export class Attempt implements AttemptPort, SessionHost {
       depth: this.input.depth,
       limits: this.limits,
     };
-    return this.deps.spawn(parent, request, signal);
+    const startedAt = this.clock.now();
+    const result = await this.deps.spawn(parent, request, signal);
+    this.usage = addUsage(this.usage, result.usage);
+    if (signal.aborted) {
+      this.inFlight({ kind: 'agent', name: request.agent ?? frame.agent.descriptor.name, id: result.runId, obeyed: true, ms: this.clock.now() - startedAt, sideEffects: 'unknown' });
+    }
+    return result;
   }
 }

@@ -1,5 +1,5 @@
 import { Attempt, type AgentInstance, type AttemptInput, type Frame, type LoopDeps } from './attempt.js';
-import { BoundShims } from './bound-shims.js';
+import { BoundShims, type NamedShim } from './bound-shims.js';
 import type { RunResult } from './hooks.js';
 import { jsonSchemaFaults } from './json-schema.js';
 import type { AttemptEnd, Settled } from './journal.js';
@@ -11,7 +11,7 @@ import { findCancellation, HandedOverError, LimitExceededError, RunCancelledErro
 import type { Cancellation, Interruption, RunLimits } from './run.js';
 import { RunStateView } from './run-state.js';
 import { cancelRound, ToolRound, type RoundResult } from './tool-round.js';
-import { assertLimits, modelStep, prepareTurn } from './turn-step.js';
+import { assertLimits, modelStep, prepareTurn, visibleTools } from './turn-step.js';
 
 /** What an attempt has come to, before and while it is cleaned up. */
 type Outcome =
@@ -109,8 +109,19 @@ async function openFrame(attempt: Attempt, depth: number): Promise<Frame> {
   const agent: AgentInstance = attempt.deps.agent(name);
   const { runId, parentRunId, depth: runDepth } = attempt.input;
   const task = { runId, agent: name, model: agent.descriptor.model, depth: runDepth, ...(parentRunId === undefined ? {} : { parentRunId }) };
-  const shims = await BoundShims.bind(agent.shims, task, attempt, attempt.deps.hostHooks);
+  const shims = await BoundShims.bind([...guardsFor(attempt, agent), ...agent.shims], task, attempt, attempt.deps.hostHooks);
   return { agent, shims, task };
+}
+
+/** Guards of the agents that had this conversation before, and of those above this run: delegating does not lose them. */
+function guardsFor(attempt: Attempt, agent: AgentInstance): NamedShim[] {
+  const own = new Set(agent.shims.map((named) => named.name));
+  const guards = new Map<string, NamedShim>();
+  for (const name of new Set([...(attempt.input.guards ?? []), ...attempt.position.seenAgents])) {
+    if (name === agent.descriptor.name) continue;
+    for (const named of attempt.deps.agent(name).shims) if (named.shim.inherit === 'always' && !own.has(named.name)) guards.set(named.name, named);
+  }
+  return [...guards.values()];
 }
 
 /** onRunStart of every session; what it writes counts only where the run start was not committed before (R86). */
@@ -193,7 +204,7 @@ function afterRound(result: RoundResult): Step {
 /** A turn that is entered again inside its tool round: prepareTurn only rebuilds the tools and gates (R79a). */
 async function reenterRound(attempt: Attempt, frame: Frame): Promise<Step> {
   const core = await prepareTurn(attempt, frame, true);
-  const round = new ToolRound(attempt, frame, core.toolSet.finish(false, new Map()));
+  const round = new ToolRound(attempt, frame, visibleTools(attempt, core, false, new Map()));
   core.frozen = true;
   await round.reopen();
   const result = await round.run();

@@ -1,5 +1,6 @@
 import type { JsonValue } from './json.js';
 import type { Message } from './messages.js';
+import type { Usage } from './model.js';
 import type { ModelResponse } from './messages.js';
 import type { RunLimits } from './run.js';
 import { RunStateView, type WorkingState } from './run-state.js';
@@ -34,6 +35,7 @@ export interface SpawnResult {
   readonly runId: string;
   readonly status: 'completed' | 'failed' | 'cancelled';
   readonly output: JsonValue;
+  readonly usage: Usage;
   readonly error?: string | undefined;
 }
 

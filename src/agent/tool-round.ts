@@ -4,7 +4,7 @@ import type { Decision, Position, ToolCallRecord } from './journal.js';
 import { cutText, deepFreeze } from './json.js';
 import { kindOf, reviveItem, type HistoryItem, type ModelResponse, type ToolResultPart } from './messages.js';
 import type { BrokenArguments } from './model-call.js';
-import { RunError } from './run-errors.js';
+import { HandedOverError, RunError } from './run-errors.js';
 import type { Interruption } from './run.js';
 import { callsIn } from './sendable.js';
 import { argumentFaults, CANCELLED, runToolCall, toolContext } from './tool-run.js';
@@ -23,6 +23,7 @@ export class ToolRound {
   readonly #frame: Frame;
   readonly #config: ToolConfig | null;
   readonly #tools: ReadonlyMap<string, Tool>;
+  readonly #ran = new Set<ToolCallRecord>();
 
   constructor(attempt: Attempt, frame: Frame, config: ToolConfig | null) {
     this.#attempt = attempt;
@@ -244,14 +245,23 @@ export class ToolRound {
     };
     await Promise.all(Array.from({ length: Math.min(this.#parallel, queue.length) }, work));
     if (failure !== undefined) throw failure;
+    if (attempt.signal.aborted) this.#giveBack();
     attempt.signal.throwIfAborted();
     const interruptions = attempt.calls.flatMap((record) => (record.state === 'waiting' && record.interruption !== undefined ? [record.interruption] : []));
     if (interruptions.length > 0) return { kind: 'waiting', interruptions };
     return this.#close();
   }
 
+  /** Calls that are recorded as begun but were not: a hand-over came first. They are no crash. */
+  #giveBack(): void {
+    const untouched = this.#attempt.calls.filter((record) => record.state === 'started' && !this.#ran.has(record));
+    for (const record of untouched) record.state = 'pending';
+    if (untouched.length > 0) this.#attempt.checkpointLater({ calls: untouched });
+  }
+
   async #runOne(record: ToolCallRecord): Promise<void> {
     const attempt = this.#attempt;
+    this.#ran.add(record);
     const tool = this.#tools.get(record.name);
     if (tool === undefined) {
       this.#settle(record, { ok: false, error: { message: `There is no tool ${JSON.stringify(record.name)} any more.`, kind: 'unknown_tool' } }, 0);
@@ -266,6 +276,8 @@ export class ToolRound {
     const startedAt = attempt.clock.now();
     const outcome = tool.handoffTo === undefined ? await runToolCall(attempt, this.#frame, tool, record) : ({ ok: true, result: `The conversation goes on with ${tool.handoffTo}.` } as const);
     const ms = attempt.clock.now() - startedAt;
+    // A hand-over interrupted it: the record stays as it is, and the next start applies the tool's crash rule.
+    if (outcome === CANCELLED && attempt.signal.reason instanceof HandedOverError) return;
     this.#flushState(record, ms);
     this.#settle(record, outcome, ms);
     attempt.checkpointLater({ calls: [record] });

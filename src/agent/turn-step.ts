@@ -79,6 +79,13 @@ export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boole
   return core;
 }
 
+/** The tools of the turn after all rules; a helper sees those that its parent gave it, at most (R101). */
+export function visibleTools(attempt: Attempt, core: TurnCore, spent: boolean, used: ReadonlyMap<string, number>): ToolConfig | null {
+  const { onlyTools } = attempt.input;
+  if (onlyTools !== undefined) core.toolSet.exclude((core.toolSet.config?.tools ?? []).map((tool) => tool.name).filter((name) => !onlyTools.includes(name)));
+  return core.toolSet.finish(spent, used);
+}
+
 export interface Answered {
   readonly response: ModelResponse;
   readonly round: ToolRound | undefined;
@@ -88,7 +95,7 @@ export interface Answered {
 export async function modelStep(attempt: Attempt, frame: Frame, core: TurnCore): Promise<Answered> {
   const { maxToolRoundTrips } = core.toolSet.config ?? {};
   const spent = maxToolRoundTrips !== undefined && attempt.position.roundTrips >= maxToolRoundTrips;
-  const config = core.toolSet.finish(spent, new Map(Object.entries(attempt.position.toolCalls)));
+  const config = visibleTools(attempt, core, spent, new Map(Object.entries(attempt.position.toolCalls)));
   core.frozen = true;
   if (core.modelArgs !== null) deepFreeze(core.modelArgs);
   const messages = await transformed(attempt, frame, core);

@@ -1,0 +1,200 @@
+import type { FastifyReply, FastifyRequest } from 'fastify';
+import { endsAfter, typeOfLine, type EventBatch, type EventLog } from '../runtime/event-log.js';
+
+export interface StreamOptions {
+  readonly runId: string;
+  /** Events after this seq. */
+  readonly after: number;
+  /** Whether the stream ends with the attempt (`run.waiting` included) or with the run. */
+  readonly endsAt: 'attempt' | 'run';
+  readonly headers?: Readonly<Record<string, string>>;
+  /** The client went away before the stream had ended. */
+  readonly onGone?: () => void;
+}
+
+/** Source of the rules: WHATWG HTML, 9.2 "Server-sent events"; the comment has ONE newline, since some clients take a blank line for an event. */
+const HEARTBEAT = ': hb\n';
+const HEARTBEAT_MS = 15_000;
+const SWEEP_MS = 1000;
+/** What a reader that does not read may miss before it is dropped; it can come back with its cursor. */
+const MAX_BACKLOG_CHARS = 1_048_576;
+/** How long a socket may take nothing at all. */
+const STALL_MS = 60_000;
+
+/**
+ * Answers with a run's events as server-sent events, from a cursor, until the attempt or the run has ended. The reply is taken
+ * over; each stream reads with its own cursor and waits for its own socket.
+ */
+export function streamEvents(request: FastifyRequest, reply: FastifyReply, eventLog: EventLog, options: StreamOptions): void {
+  reply.hijack();
+  // Fastify's headers (request id, security) are not written by a hijacked reply.
+  const headers = { ...reply.getHeaders(), ...options.headers };
+  new EventStream(request, reply, eventLog, { ...options, headers: headers as Record<string, string> });
+}
+
+const open = new Set<EventStream>();
+let sweep: NodeJS.Timeout | undefined;
+
+/** Ends all streams, so that clients reconnect elsewhere; the server can close at once. */
+export function closeAllStreams(): void {
+  for (const stream of [...open]) stream.finish();
+}
+
+export function openStreamCount(): number {
+  return open.size;
+}
+
+class EventStream {
+  readonly #raw: FastifyReply['raw'];
+  readonly #eventLog: EventLog;
+  readonly #options: StreamOptions;
+  readonly #unwatch: () => void;
+  #cursor: number;
+  #blockedSince: number | undefined;
+  #backlog = 0;
+  #lastWriteMs = Date.now();
+  #over = false;
+
+  constructor(request: FastifyRequest, reply: FastifyReply, eventLog: EventLog, options: StreamOptions) {
+    this.#raw = reply.raw;
+    this.#eventLog = eventLog;
+    this.#options = options;
+    this.#cursor = options.after;
+    open.add(this);
+    sweep ??= setInterval(sweepStreams, SWEEP_MS).unref();
+    this.#raw.on('close', this.#onClose);
+    this.#raw.on('error', this.#onClose);
+    this.#raw.on('drain', this.#onDrain);
+    request.raw.socket.setNoDelay(true);
+    this.#raw.writeHead(200, {
+      ...options.headers,
+      'content-type': 'text/event-stream; charset=utf-8',
+      'cache-control': 'no-store, no-transform',
+      'x-accel-buffering': 'no',
+      // A kept-alive socket would hold the server open at shutdown; a stream's socket serves nothing after it anyway.
+      connection: 'close',
+    });
+    // Subscribed first, read second: an event can come twice this way, never not at all, and the cursor drops the repeat.
+    this.#unwatch = eventLog.watch(options.runId, { onBatch: this.#onBatch });
+    this.#write('retry: 2000\n\n');
+    this.#catchUp();
+  }
+
+  readonly #onBatch = (batch: EventBatch): void => {
+    if (this.#over) return;
+    if (this.#blockedSince !== undefined) {
+      this.#backlog += sizeOf(batch);
+      if (this.#backlog > MAX_BACKLOG_CHARS) this.#drop();
+      return;
+    }
+    if (batch.firstSeq === this.#cursor + 1) this.#send(batch);
+    else if (batch.firstSeq + batch.lines.length - 1 > this.#cursor) this.#catchUp();
+  };
+
+  readonly #onDrain = (): void => {
+    if (this.#blockedSince === undefined) return;
+    this.#blockedSince = undefined;
+    this.#backlog = 0;
+    this.#catchUp();
+  };
+
+  readonly #onClose = (): void => {
+    if (this.#over) return;
+    this.#stop();
+    this.#options.onGone?.();
+  };
+
+  /** Reads the log from the cursor until it is at its end or the socket has enough. */
+  #catchUp(): void {
+    while (!this.#over && this.#blockedSince === undefined) {
+      const lines = this.#eventLog.readLines(this.#options.runId, this.#cursor);
+      if (lines.length === 0) return;
+      this.#send({ firstSeq: this.#cursor + 1, lines });
+    }
+  }
+
+  #send(batch: EventBatch): void {
+    const { text, count, ended } = framesOf(batch, this.#options.endsAt);
+    this.#cursor += count;
+    this.#write(text);
+    // An earlier attempt's end is in the middle of the log: the run is over only where nothing follows.
+    if (ended && (this.#options.endsAt === 'attempt' || this.#eventLog.readLines(this.#options.runId, this.#cursor).length === 0)) this.finish();
+  }
+
+  #write(text: string): void {
+    this.#lastWriteMs = Date.now();
+    if (!this.#raw.write(text)) this.#blockedSince ??= Date.now();
+  }
+
+  /** Once a second: a heartbeat where nothing was written, an end to a socket that takes nothing. */
+  tick(nowMs: number): void {
+    if (this.#blockedSince !== undefined) {
+      if (nowMs - this.#blockedSince > STALL_MS) this.#drop();
+    } else if (nowMs - this.#lastWriteMs >= HEARTBEAT_MS) this.#write(HEARTBEAT);
+  }
+
+  finish(): void {
+    if (this.#over) return;
+    this.#stop();
+    this.#raw.end();
+  }
+
+  #drop(): void {
+    this.#stop();
+    this.#raw.destroy();
+  }
+
+  #stop(): void {
+    this.#over = true;
+    this.#unwatch();
+    open.delete(this);
+    if (open.size === 0) {
+      clearInterval(sweep);
+      sweep = undefined;
+    }
+    this.#raw.off('drain', this.#onDrain);
+  }
+}
+
+function sweepStreams(): void {
+  const nowMs = Date.now();
+  for (const stream of [...open]) stream.tick(nowMs);
+}
+
+interface Frames {
+  readonly text: string;
+  readonly count: number;
+  readonly ended: boolean;
+}
+
+/** Frames are made once per batch, whoever and how many read it. */
+const framed = { attempt: new WeakMap<EventBatch, Frames>(), run: new WeakMap<EventBatch, Frames>() };
+
+function framesOf(batch: EventBatch, endsAt: 'attempt' | 'run'): Frames {
+  const known = framed[endsAt].get(batch);
+  if (known !== undefined) return known;
+  let text = '';
+  let count = 0;
+  let ended = false;
+  for (const line of batch.lines) {
+    const type = typeOfLine(line);
+    // JSON text has no raw line break, so a line of data is a line of JSON whatever the model wrote into it.
+    text += `id: ${batch.firstSeq + count}\nevent: ${type}\ndata: ${line}\n\n`;
+    count += 1;
+    ended = endsAfter(type, endsAt);
+    if (ended && endsAt === 'attempt') break;
+  }
+  const frames = { text, count, ended };
+  framed[endsAt].set(batch, frames);
+  return frames;
+}
+
+const sizes = new WeakMap<EventBatch, number>();
+
+function sizeOf(batch: EventBatch): number {
+  const known = sizes.get(batch);
+  if (known !== undefined) return known;
+  const size = batch.lines.reduce((sum, line) => sum + line.length, 0);
+  sizes.set(batch, size);
+  return size;
+}

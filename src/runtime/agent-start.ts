@@ -1,0 +1,39 @@
+import type { ModelSource } from '../agent/model.js';
+import { messageOf } from '../agent/run-errors.js';
+import type { Logger } from '../agent/tools.js';
+import { readAgentFiles } from './agent-files.js';
+import type { AgentRegistry } from './agent-registry.js';
+import type { ShimLoader } from './shim-loader.js';
+
+/** The agent of an empty server: the offline model with the shims that are read as documentation. */
+const DEMO = {
+  name: 'demo',
+  description: 'Answers offline by plain directives in the input; shows the first-party shims at work.',
+  model: 'scripted/demo',
+  instructions: 'You are the demo agent of a Shimline server.',
+  shims: [{ use: 'reply-prefix' }, { use: 'turn-counter' }, { use: 'clock' }],
+};
+
+/** Makes the agents of a start known: those of `AGENTS_DIR`, owned by their files, and `demo` where there is none at all. */
+export async function loadAgents(options: {
+  readonly agents: AgentRegistry;
+  readonly shims: ShimLoader;
+  readonly models: ModelSource;
+  readonly folder: string | undefined;
+  readonly log: Logger;
+}): Promise<void> {
+  const { agents, shims, models, folder, log } = options;
+  if (folder !== undefined) {
+    const names = new Set(agents.list().map((agent) => agent.descriptor.name));
+    const files = await readAgentFiles(folder, { shims, models, agents: (name) => names.has(name) });
+    for (const fault of files.faults) log.error({ file: fault.file, errors: fault.errors, reason: fault.message }, 'an agent file was not loaded');
+    for (const { descriptor, file } of files.agents) {
+      try {
+        await agents.save(descriptor.name, descriptor, 'file');
+      } catch (error) {
+        log.error({ file, reason: messageOf(error) }, 'an agent file was not loaded');
+      }
+    }
+  }
+  if (agents.list().length === 0) await agents.save(DEMO.name, DEMO, 'builtin');
+}

@@ -1,0 +1,119 @@
+import { messageOf } from '../agent/run-errors.js';
+import type { Logger } from '../agent/tools.js';
+import type { RunRow } from '../store/run-rows.js';
+import type { RunStore } from '../store/run-store.js';
+import type { Writer } from '../store/writer.js';
+import { typeOfLine, type EventLog } from './event-log.js';
+import type { Expiries } from './expiries.js';
+import type { RunChanges, Written } from './run-changes.js';
+import { withSeqs } from './run-journal.js';
+import type { RunScheduler } from './run-scheduler.js';
+
+/** How often a process may die on a run without progress before the run is given up. */
+export const MAX_CRASHES = 3;
+
+export interface RecoveryDeps {
+  readonly store: RunStore;
+  readonly writer: Writer;
+  readonly eventLog: EventLog;
+  readonly changes: RunChanges;
+  readonly scheduler: RunScheduler;
+  readonly expiries: Expiries;
+  readonly log: Logger;
+  recover(runId: string, slot: 'reserved' | 'outside'): Promise<void>;
+  cancel(row: RunRow): Promise<void>;
+}
+
+/**
+ * What a start finds unfinished goes on by the crash rules, all at once and beside the serving of requests: what was queued is
+ * queued again, what was driven is recovered, what was being cancelled ends cancelled, what waited still waits.
+ */
+export class Recovery {
+  readonly #deps: RecoveryDeps;
+  readonly #tasks = new Set<Promise<void>>();
+
+  constructor(deps: RecoveryDeps) {
+    this.#deps = deps;
+  }
+
+  /** Begins the recovery and returns; the server may listen meanwhile. */
+  start(): void {
+    const rows = this.#deps.store.unfinished();
+    const driven = new Set(rows.map((row) => row.id));
+    this.#deps.log.info({ unfinished: rows.length }, 'recovery started');
+    for (const row of rows) {
+      // A sub-agent goes on when its parent's call asks for it again; without a parent at work nobody will.
+      if (row.parent !== null && driven.has(row.parent)) continue;
+      this.#own(row.id, row.parent === null ? this.#one(row) : this.#deps.cancel(row));
+    }
+  }
+
+  /** Ends the children that a run which is over has left behind: nothing goes on without an owner. */
+  endOrphans(parent: RunRow): void {
+    if (this.#deps.store.unfinishedChildren(parent.id) === 0) return;
+    for (const child of this.#deps.store.descendants(parent.id)) {
+      if (child.status === 'queued' || child.status === 'running' || child.status === 'waiting') this.#own(child.id, this.#deps.cancel(child));
+    }
+  }
+
+  async settled(): Promise<void> {
+    await Promise.all(this.#tasks);
+  }
+
+  #own(runId: string, work: Promise<void>): void {
+    const task: Promise<void> = work
+      .catch((error: unknown) => {
+        this.#deps.log.error({ runId, reason: messageOf(error) }, 'a run could not be recovered');
+      })
+      .finally(() => this.#tasks.delete(task));
+    this.#tasks.add(task);
+  }
+
+  async #one(row: RunRow): Promise<void> {
+    const { writer, changes, scheduler, expiries } = this.#deps;
+    switch (row.status) {
+      case 'queued':
+        scheduler.enqueue(row.id);
+        return;
+      case 'waiting':
+        expiries.watch(row.id);
+        return;
+      case 'cancelling':
+        this.#publish(await writer.run(() => changes.endCancelled(row, false)));
+        return;
+      case 'running':
+        if (row.crashes >= MAX_CRASHES) {
+          const message = `The server died ${row.crashes} times on this run without progress; it was given up.`;
+          this.#publish(await writer.run(() => changes.endFailed(row, { code: 'crash_loop', message })));
+          return;
+        }
+        await this.#deps.recover(row.id, 'outside');
+        return;
+      case 'completed':
+      case 'failed':
+      case 'cancelled':
+        return;
+    }
+  }
+
+  #publish({ row, lines, lastSeq }: Written): void {
+    this.#deps.eventLog.publish(row.id, { firstSeq: lastSeq - lines.length + 1, lines: withSeqs(lines, lastSeq) });
+  }
+}
+
+/**
+ * The model call that a crash interrupted after its deltas had been sent: the next one says that it replaces it.
+ * @param bodies the newest rows of the log, newest first
+ */
+export function interruptedModelCall(bodies: readonly string[]): string | undefined {
+  for (const body of bodies) {
+    for (const line of body.split('\n').toReversed()) {
+      const type = typeOfLine(line);
+      const event = (): { readonly modelCallId?: string; readonly replaces?: string } => JSON.parse(line) as { modelCallId?: string; replaces?: string };
+      if (type === 'model.delta') return event().modelCallId;
+      if (type === 'model.started') return event().replaces;
+      if (type === 'model.completed' || type === 'turn.completed' || type === 'run.started' || type === 'run.resumed') return undefined;
+    }
+  }
+  return undefined;
+}

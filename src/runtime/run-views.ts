@@ -1,0 +1,154 @@
+import type { LifecycleEvent } from '../agent/events.js';
+import type { JsonValue } from '../agent/json.js';
+import { isInternalMessage, type HistoryItem } from '../agent/messages.js';
+import { TERMINAL_STATUSES, type Run } from '../agent/run.js';
+import { CursorExpiredError, InvalidCursorError, RunNotFoundError, ValidationError } from '../errors.js';
+import type { RunReader } from '../store/run-reader.js';
+import type { RunRow } from '../store/run-rows.js';
+import type { RunStore } from '../store/run-store.js';
+import type { AgentRuntime, Caller, Page, RunFilter } from './agent-runtime.js';
+import type { EventLog } from './event-log.js';
+
+export interface RunViewsDeps {
+  readonly reader: RunReader;
+  readonly store: RunStore;
+  readonly eventLog: EventLog;
+}
+
+/** Runs as their owners see them: rows, state, checkpoints, effects, events. Another key's run is not found. */
+export class RunViews {
+  readonly #deps: RunViewsDeps;
+
+  constructor(deps: RunViewsDeps) {
+    this.#deps = deps;
+  }
+
+  /** @throws RunNotFoundError */
+  row(runId: string, caller: Caller): RunRow {
+    const row = this.#deps.reader.row(runId, ownerOf(caller));
+    if (row === undefined) throw new RunNotFoundError(runId);
+    return row;
+  }
+
+  run(runId: string, caller: Caller): Run {
+    return this.#deps.reader.run(this.row(runId, caller));
+  }
+
+  /** Resolves when the run is neither queued nor driven, or after the time; rejects when the signal aborts. */
+  async wait(runId: string, caller: Caller, options: { readonly timeoutMs: number; readonly signal: AbortSignal }): Promise<Run> {
+    await this.until(runId, () => !isActive(this.row(runId, caller)), options);
+    return this.run(runId, caller);
+  }
+
+  async until(runId: string, holds: () => boolean, { timeoutMs, signal }: { readonly timeoutMs?: number; readonly signal: AbortSignal }): Promise<void> {
+    if (holds()) return;
+    await new Promise<void>((resolve) => {
+      const finish = (): void => {
+        unwatch();
+        clearTimeout(timer);
+        signal.removeEventListener('abort', finish);
+        resolve();
+      };
+      const unwatch = this.#deps.eventLog.watch(runId, {
+        onBatch: () => {
+          if (holds()) finish();
+        },
+      });
+      const timer = timeoutMs === undefined ? undefined : setTimeout(finish, timeoutMs);
+      signal.addEventListener('abort', finish, { once: true });
+      if (signal.aborted || holds()) finish();
+    });
+  }
+
+  list(filter: RunFilter, caller: Caller): Page<Run> {
+    const { reader } = this.#deps;
+    const rows = reader.list({
+      owner: ownerOf(caller),
+      agent: filter.agent,
+      status: filter.status,
+      metadata: filter.metadata,
+      createdAfterMs: timeOf(filter.createdAfter, '/createdAfter'),
+      createdBeforeMs: timeOf(filter.createdBefore, '/createdBefore'),
+      parent: filter.parent,
+      before: cursorOf(filter.cursor),
+      limit: filter.limit + 1,
+    });
+    return pageOf(rows, filter.limit, (row) => row.n, (row) => reader.run(row));
+  }
+
+  state(runId: string, caller: Caller): ReturnType<AgentRuntime['getState']> {
+    const saved = this.#deps.store.load(this.row(runId, caller).n);
+    const shimState = Object.fromEntries([...saved.state].map(([key, json]) => [key, JSON.parse(json) as JsonValue]));
+    return {
+      instructions: saved.instructions,
+      history: saved.history.filter((item: HistoryItem) => !isInternalMessage(item)),
+      shimState,
+      turnCount: saved.turnCount,
+      responses: saved.responses,
+    };
+  }
+
+  checkpoints(runId: string, caller: Caller, page: { readonly limit: number; readonly cursor?: string | undefined }): ReturnType<AgentRuntime['listCheckpoints']> {
+    const rows = this.#deps.reader.checkpoints(this.row(runId, caller).n, cursorOf(page.cursor) ?? 0, page.limit + 1);
+    return pageOf(rows, page.limit, (row) => row.n, ({ turn, seq, at, turn_count, history_length }) => ({ turn, seq, at: new Date(at).toISOString(), turnCount: turn_count, historyLength: history_length }));
+  }
+
+  /** What shims did, from the log itself (R116). */
+  effects(runId: string, caller: Caller, page: { readonly limit: number; readonly cursor?: string | undefined }): ReturnType<AgentRuntime['listEffects']> {
+    this.row(runId, caller);
+    const data: { turn: number | null; shim: string; callback: string; changes: readonly unknown[]; ms: number }[] = [];
+    let cursor = cursorOf(page.cursor) ?? 0;
+    for (;;) {
+      const lines = this.#deps.eventLog.readLines(runId, cursor);
+      if (lines.length === 0) return { data, nextCursor: null };
+      for (const line of lines) {
+        cursor += 1;
+        if (!line.includes('"type":"shim.effect"')) continue;
+        const { turn, shim, callback, changes, ms } = JSON.parse(line) as { turn?: number; shim: string; callback: string; changes: unknown[]; ms: number };
+        data.push({ turn: turn ?? null, shim, callback, changes, ms });
+        if (data.length === page.limit) return { data, nextCursor: String(cursor) };
+      }
+    }
+  }
+
+  /** @throws InvalidCursorError beyond the last seq, CursorExpiredError before the oldest that is kept */
+  events(runId: string, caller: Caller, page: { readonly after: number; readonly limit: number }): { readonly data: readonly LifecycleEvent[]; readonly lastSeq: number } {
+    const row = this.row(runId, caller);
+    if (page.after > row.last_seq) {
+      throw new InvalidCursorError({ detail: `The cursor ${page.after} is beyond the run's last seq ${row.last_seq}.`, errors: [{ pointer: '/after', message: `at most ${row.last_seq}` }] });
+    }
+    if (page.after + 1 < row.oldest_seq) throw new CursorExpiredError(row.oldest_seq);
+    return { data: page.limit === 0 ? [] : this.#deps.eventLog.readEvents(runId, page.after, page.limit), lastSeq: row.last_seq };
+  }
+}
+
+export function ownerOf(caller: Caller): string {
+  return caller.key ?? '';
+}
+
+export function isOver(row: RunRow): boolean {
+  return TERMINAL_STATUSES.has(row.status);
+}
+
+function isActive(row: RunRow): boolean {
+  return row.status !== 'waiting' && !isOver(row);
+}
+
+function pageOf<R, T>(rows: readonly R[], limit: number, keyOf: (row: R) => number, view: (row: R) => T): Page<T> {
+  const shown = rows.slice(0, limit);
+  const last = shown.at(-1);
+  return { data: shown.map(view), nextCursor: rows.length > limit && last !== undefined ? String(keyOf(last)) : null };
+}
+
+function cursorOf(cursor: string | undefined): number | undefined {
+  if (cursor === undefined) return undefined;
+  if (!/^\d{1,15}$/.test(cursor)) throw new InvalidCursorError({ detail: `The cursor ${JSON.stringify(cursor)} is none of ours.`, errors: [{ pointer: '/cursor', message: 'take it from nextCursor' }] });
+  return Number(cursor);
+}
+
+function timeOf(text: string | undefined, pointer: string): number | undefined {
+  if (text === undefined) return undefined;
+  const ms = Date.parse(text);
+  if (Number.isNaN(ms)) throw new ValidationError('A time could not be read.', [{ pointer, message: 'an ISO 8601 time' }]);
+  return ms;
+}

@@ -1,0 +1,144 @@
+import type { AgentInstance, LoopDeps } from '../agent/attempt.js';
+import type { SavedState } from '../agent/journal.js';
+import { runAttempt } from '../agent/loop.js';
+import { HandedOverError, messageOf, RunCancelledError, RunError, runErrorData } from '../agent/run-errors.js';
+import type { RunLimits } from '../agent/run.js';
+import type { RequestDoc, RunRow } from '../store/run-rows.js';
+import { RunJournal, type Ancestor, type RunJournalDeps } from './run-journal.js';
+
+/** An attempt that is to be driven: the right to it, and everything that it begins with. */
+export interface AttemptStart {
+  readonly row: RunRow;
+  readonly attempt: number;
+  readonly epoch: number;
+  readonly saved: SavedState;
+  readonly request: RequestDoc;
+  readonly recovered: boolean;
+  readonly interruptedModelCallId?: string | undefined;
+  /** Finds the agents of this run, in the versions and with the shims that this attempt keeps. */
+  readonly agent: (name: string) => AgentInstance;
+  /** The runs in whose streams this one's events are shown too, nearest first. */
+  readonly ancestors: readonly Ancestor[];
+}
+
+export interface WorkerDeps extends RunJournalDeps {
+  readonly loop: Omit<LoopDeps, 'agent'>;
+  readonly dataDir: string;
+}
+
+/** Drives one attempt of one run, and is the one place through which it can be stopped. */
+export class RunWorker {
+  readonly runId: string;
+  /** Settles when the attempt has ended and everything of it is written; never rejects. */
+  readonly done: Promise<void>;
+  readonly #deps: WorkerDeps;
+  readonly #start: AttemptStart;
+  readonly #controller = new AbortController();
+  readonly #journal: RunJournal;
+
+  constructor(deps: WorkerDeps, start: AttemptStart) {
+    this.#deps = deps;
+    this.#start = start;
+    this.runId = start.row.id;
+    const run = { n: start.row.n, id: start.row.id, attempt: start.attempt, epoch: start.epoch };
+    this.#journal = new RunJournal(deps, run, {
+      ancestors: start.ancestors,
+      responseIds: start.saved.responses.map((response) => response.modelCallId),
+      onLost: (error) => {
+        this.#deps.loop.log.warn({ runId: this.runId, reason: error.message }, 'the run was lost to another owner');
+        this.#controller.abort(error);
+      },
+    });
+    this.done = this.#drive();
+  }
+
+  /** Stops the attempt: model connection, tools, waits; then its clean-up runs and it ends as cancelled. */
+  cancel(requestedAtMs: number): void {
+    this.#controller.abort(new RunCancelledError('The run was cancelled.', requestedAtMs));
+  }
+
+  /** Gives the run to the next start: at its next checkpoint, or at once. */
+  handOver(when: 'atCheckpoint' | 'now'): void {
+    const stop = (): void => {
+      this.#controller.abort(new HandedOverError('the server is shutting down'));
+    };
+    if (when === 'now') stop();
+    else this.#journal.onCheckpoint = stop;
+  }
+
+  async #drive(): Promise<void> {
+    const { row, saved, request, recovered, interruptedModelCallId } = this.#start;
+    try {
+      this.#noteShims();
+      await runAttempt(
+        {
+          runId: row.id,
+          parentRunId: row.parent ?? undefined,
+          depth: row.depth,
+          metadata: request.metadata,
+          key: row.owner === '' ? null : row.owner,
+          dataDir: this.#deps.dataDir,
+          limits: request.limits as RunLimits,
+          guards: request.guards,
+          onlyTools: request.helper?.tools,
+          saved,
+          recovered,
+          signal: this.#controller.signal,
+          journal: this.#journal,
+          interruptedModelCallId,
+        },
+        { ...this.#deps.loop, agent: this.#start.agent },
+      );
+    } catch (error) {
+      await this.#failed(error);
+    } finally {
+      await this.#release();
+    }
+  }
+
+  /** A run records the content hash of each shim it ran with; an attempt with another one says so (R118). */
+  #noteShims(): void {
+    const { row, agent } = this.#start;
+    const { store, writer } = this.#deps;
+    const shims = agent(this.#start.saved.position.agents[0] ?? row.agent).shims.map(({ name, hash }) => ({ name, hash }));
+    const body = JSON.stringify(shims);
+    const stored = store.doc(row.n, 'shims');
+    if (stored === body) return;
+    const before = new Map((JSON.parse(stored ?? '[]') as typeof shims).map(({ name, hash }) => [name, hash]));
+    for (const { name, hash } of shims) {
+      const old = before.get(name);
+      if (old !== undefined && old !== hash) this.#journal.note({ type: 'shim.changed', shim: name, before: old, after: hash });
+    }
+    writer
+      .run(() => {
+        store.putDoc(row.n, 'shims', body);
+      })
+      .catch((error: unknown) => {
+        this.#deps.loop.log.warn({ runId: row.id, reason: messageOf(error) }, 'the hashes of the shims were not stored');
+      });
+  }
+
+  /** A fault of ours in the loop: it concerns this run only, and is said plainly in the log. */
+  async #failed(error: unknown): Promise<void> {
+    if (error instanceof HandedOverError) return;
+    this.#deps.loop.log.error({ runId: this.runId, err: error }, 'the attempt broke off');
+    const data = runErrorData(error instanceof RunError ? error : new RunError('internal', messageOf(error)));
+    try {
+      await this.#journal.commit({ events: [{ type: 'run.failed', error: data, partialOutput: null }], end: { status: 'failed', error: data, partialOutput: null } });
+    } catch (second) {
+      this.#deps.loop.log.error({ runId: this.runId, err: second }, 'the failure could not be written');
+    }
+  }
+
+  async #release(): Promise<void> {
+    if (!(this.#controller.signal.reason instanceof HandedOverError)) return;
+    try {
+      await this.#journal.settled();
+      await this.#deps.writer.run(() => {
+        this.#deps.store.releaseLease(this.#start.row.n, this.#start.epoch);
+      });
+    } catch (error) {
+      this.#deps.loop.log.warn({ runId: this.runId, reason: messageOf(error) }, 'the lease could not be released');
+    }
+  }
+}

@@ -1,0 +1,425 @@
+import type { SavedState } from '../agent/journal.js';
+import { firstPosition } from '../agent/journal.js';
+import { newState } from '../agent/memory-journal.js';
+import type { NamedShim } from '../agent/bound-shims.js';
+import type { JsonValue } from '../agent/json.js';
+import type { HistoryItem } from '../agent/messages.js';
+import { NO_USAGE } from '../agent/model.js';
+import type { Run } from '../agent/run.js';
+import { DrainingError, IdempotencyMismatchError, InputRequiredError, QueueFullError, ValidationError } from '../errors.js';
+import type { StoredAgent } from '../store/agent-store.js';
+import type { RequestDoc, RunRow } from '../store/run-rows.js';
+import type { RunStore } from '../store/run-store.js';
+import type { Writer } from '../store/writer.js';
+import { checkTemplateValues } from './agent-check.js';
+import type { AgentRegistry, AgentResolver } from './agent-registry.js';
+import type { AgentRuntime, Caller, ResumeRun, RunChange, StartRun } from './agent-runtime.js';
+import type { EventLog } from './event-log.js';
+import { itemsOf } from './input-items.js';
+import { previewAgent, type PreviewDeps } from './preview.js';
+import type { RunChanges, Written } from './run-changes.js';
+import { eventLine, withSeqs, type Ancestor } from './run-journal.js';
+import type { RunScheduler } from './run-scheduler.js';
+import { isOver, ownerOf, type RunViews } from './run-views.js';
+import type { AttemptStart } from './run-worker.js';
+import { interruptedModelCall, type Recovery } from './recovery.js';
+import type { Expiries } from './expiries.js';
+import type { ShimLoader } from './shim-loader.js';
+
+export interface RuntimeDeps {
+  readonly store: RunStore;
+  readonly writer: Writer;
+  readonly eventLog: EventLog;
+  readonly views: RunViews;
+  readonly changes: RunChanges;
+  readonly scheduler: RunScheduler;
+  readonly agents: AgentRegistry;
+  readonly shims: ShimLoader;
+  readonly models: { list(): readonly unknown[] };
+  readonly preview: PreviewDeps;
+  readonly expiries: Expiries;
+  readonly maxQueuedRuns: number;
+  readonly now: () => number;
+  readonly newId: () => string;
+  readonly hash: (text: string) => string;
+}
+
+/** What a claim found: the right to drive the run, and the events that say so. */
+interface Claimed {
+  readonly row: RunRow;
+  readonly epoch: number;
+  readonly written: Written;
+}
+
+/** The one object that HTTP talks to: it checks what is asked, makes each change in one transaction, and has runs driven. */
+export class Runtime implements AgentRuntime {
+  readonly #deps: RuntimeDeps;
+  #draining = false;
+  #recovery: Recovery | undefined;
+
+  constructor(deps: RuntimeDeps) {
+    this.#deps = deps;
+    deps.scheduler.connect({
+      claim: async (runId) => this.#claimQueued(runId),
+      onDone: (runId) => {
+        this.#afterAttempt(runId);
+      },
+    });
+  }
+
+  get draining(): boolean {
+    return this.#draining;
+  }
+
+  /** Who goes on with what an earlier process left; it is told when an attempt is over. */
+  attach(recovery: Recovery): void {
+    this.#recovery = recovery;
+  }
+
+  async startRun(request: StartRun, caller: Caller): Promise<RunChange & { readonly replayed: boolean }> {
+    const { writer, store, agents, scheduler, newId, now } = this.#deps;
+    const owner = ownerOf(caller);
+    const replay = this.#replayOf(owner, request);
+    if (replay !== undefined) return replay;
+    this.#assertTakingWork();
+    const stored = agents.find(request.agent);
+    if (stored === undefined) throw new ValidationError(`There is no agent ${JSON.stringify(request.agent)}.`, [{ pointer: '/agent', message: 'names no saved agent' }]);
+    checkTemplateValues(stored.descriptor, request.values);
+    const doc = requestDoc(request);
+    const instance = agents.instance(stored.descriptor, doc);
+    const items = itemsOf(request.input);
+    const id = newId();
+    const hasSlot = scheduler.reserve();
+    try {
+      if (!hasSlot && scheduler.queuedCount >= this.#deps.maxQueuedRuns) throw new QueueFullError(scheduler.queuedCount);
+      const made = await writer.run(() => {
+        const found = request.idempotencyKey === undefined ? undefined : store.findByKey(owner, request.idempotencyKey);
+        if (found !== undefined) return { found };
+        const nowMs = now();
+        const lines = [eventLine({ type: 'run.created', agent: request.agent }, { id, attempt: 1 }, nowMs)];
+        const n = store.create({
+          id,
+          owner,
+          agent: request.agent,
+          agentVersion: stored.version,
+          request: doc,
+          instructions: instance.descriptor.instructions,
+          items,
+          position: firstPosition(request.agent),
+          usage: NO_USAGE,
+          lines,
+          nowMs,
+          idempotency: request.idempotencyKey === undefined ? undefined : { key: request.idempotencyKey, bodyHash: this.#bodyHash(request) },
+        });
+        store.putDoc(n, 'shims', shimHashes(instance.shims));
+        return { lines, claimed: hasSlot ? this.#claim(id) : undefined };
+      });
+      if ('found' in made && made.found !== undefined) {
+        if (hasSlot) scheduler.release();
+        return this.#replay(made.found, owner, request);
+      }
+      this.#publish(id, 1, made.lines ?? []);
+      if (made.claimed === undefined) scheduler.enqueue(id);
+      else {
+        const saved = newState(request.agent, instance.descriptor.instructions, items);
+        const resolver = this.#deps.agents.resolver({ agent: request.agent, version: stored.version }, doc);
+        this.#publishWritten(made.claimed.written);
+        scheduler.drive(this.#startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
+      }
+      return { run: this.getRun(id, caller), after: 0, replayed: false };
+    } catch (error) {
+      if (hasSlot && scheduler.worker(id) === undefined) scheduler.release();
+      throw error;
+    }
+  }
+
+  #replayOf(owner: string, request: StartRun): ReturnType<typeof this.startRun> | undefined {
+    if (request.idempotencyKey === undefined) return undefined;
+    const found = this.#deps.store.findByKey(owner, request.idempotencyKey);
+    return found === undefined ? undefined : Promise.resolve(this.#replay(found, owner, request));
+  }
+
+  #replay(found: { readonly id: string; readonly bodyHash: string }, owner: string, request: StartRun): RunChange & { readonly replayed: boolean } {
+    if (found.bodyHash !== this.#bodyHash(request)) throw new IdempotencyMismatchError();
+    return { run: this.getRun(found.id, { key: owner === '' ? null : owner }), after: 0, replayed: true };
+  }
+
+  #bodyHash({ idempotencyKey: _key, ...body }: StartRun): string {
+    return this.#deps.hash(JSON.stringify(body));
+  }
+
+  async resumeRun(runId: string, request: ResumeRun, caller: Caller): Promise<RunChange> {
+    this.#deps.views.row(runId, caller);
+    this.#assertTakingWork();
+    const items = request.input === undefined ? undefined : itemsOf(request.input);
+    return this.#resume(runId, ownerOf(caller), request, items);
+  }
+
+  async #resume(runId: string, owner: string, request: ResumeRun, items: readonly HistoryItem[] | undefined): Promise<RunChange> {
+    const { writer, changes, scheduler } = this.#deps;
+    const hasSlot = scheduler.reserve();
+    try {
+      const { resumed, claimed } = await writer.run(() => {
+        const taken = changes.resume(runId, owner, request, items);
+        return { resumed: taken, claimed: taken.starts && hasSlot ? this.#claim(runId) : undefined };
+      });
+      this.#publishWritten(resumed);
+      if (claimed !== undefined) {
+        this.#publishWritten(claimed.written);
+        scheduler.drive(this.#startLoaded(claimed), 'reserved');
+      } else {
+        if (hasSlot) scheduler.release();
+        if (resumed.starts) scheduler.enqueue(runId);
+      }
+      return { run: this.getRun(runId, { key: owner === '' ? null : owner }), after: resumed.lastSeq - resumed.lines.length };
+    } catch (error) {
+      if (hasSlot && scheduler.worker(runId) === undefined) scheduler.release();
+      throw error;
+    }
+  }
+
+  async cancelRun(runId: string, caller: Caller): Promise<RunChange> {
+    const { writer, changes, scheduler } = this.#deps;
+    const before = this.#deps.views.row(runId, caller);
+    if (isOver(before)) return { run: this.getRun(runId, caller), after: before.last_seq - 1 };
+    const cancelled = await writer.run(() => changes.cancel(runId, ownerOf(caller)));
+    this.#publishWritten(cancelled);
+    if (isOver(cancelled.row)) scheduler.dequeue(runId);
+    if (cancelled.tellWorker) scheduler.worker(runId)?.cancel(this.#deps.now());
+    const after = cancelled.lines.length === 0 && isOver(cancelled.row) ? cancelled.lastSeq - 1 : cancelled.lastSeq - cancelled.lines.length;
+    return { run: this.getRun(runId, caller), after };
+  }
+
+  async forkRun(runId: string, request: { readonly turn?: number | undefined; readonly input?: JsonValue | undefined; readonly agent?: string | undefined }, caller: Caller): Promise<RunChange> {
+    const { writer, store, agents, views, scheduler, newId, now } = this.#deps;
+    const source = views.row(runId, caller);
+    this.#assertTakingWork();
+    const checkpoint = store.checkpointAt(source.n, request.turn);
+    if (checkpoint === undefined) throw new ValidationError(`Run ${runId} has no checkpoint after turn ${request.turn}.`, [{ pointer: '/turn', message: 'no such model turn has ended' }]);
+    const name = request.agent ?? checkpoint.agent;
+    const stored = request.agent === undefined ? this.#agentOf(source, name) : agents.find(name);
+    if (stored === undefined) throw new ValidationError(`There is no agent ${JSON.stringify(name)}.`, [{ pointer: '/agent', message: 'names no saved agent' }]);
+    const doc: RequestDoc = { ...store.request(source.n), ...(request.input === undefined ? {} : { input: request.input }), helper: undefined };
+    const items = request.input === undefined ? [] : itemsOf(request.input);
+    if (items.length === 0 && !store.endsOpen(source.n, checkpoint)) {
+      throw new InputRequiredError({ detail: 'The history ends with an answer there: a fork needs an input.', errors: [{ pointer: '/input', message: 'required' }] });
+    }
+    const instance = agents.instance(stored.descriptor, doc);
+    const id = newId();
+    const lines = await writer.run(() => {
+      const nowMs = now();
+      const created = [eventLine({ type: 'run.created', agent: name }, { id, attempt: 1 }, nowMs)];
+      const position = { ...firstPosition(name), seenAgents: JSON.parse(checkpoint.seen_agents) as string[] };
+      const n = store.create({
+        id, owner: source.owner, agent: name, agentVersion: stored.version, request: doc, instructions: instance.descriptor.instructions,
+        items, position, usage: NO_USAGE, lines: created, nowMs, forkedFrom: { run: source, checkpoint },
+      });
+      store.putDoc(n, 'shims', shimHashes(instance.shims));
+      return created;
+    });
+    this.#publish(id, 1, lines);
+    scheduler.enqueue(id);
+    return { run: this.getRun(id, caller), after: 0 };
+  }
+
+  #agentOf(row: RunRow, name: string): StoredAgent | undefined {
+    return name === row.agent ? this.#deps.agents.version(name, row.agent_version) : this.#deps.agents.find(name);
+  }
+
+  async purgeRun(runId: string, caller: Caller): Promise<void> {
+    this.#deps.views.row(runId, caller);
+    await this.#deps.writer.run(() => {
+      this.#deps.changes.purge(runId, ownerOf(caller));
+    });
+  }
+
+  getRun(runId: string, caller: Caller): Run {
+    return this.#deps.views.run(runId, caller);
+  }
+  async waitForRun(runId: string, caller: Caller, options: { readonly timeoutMs: number; readonly signal: AbortSignal }): Promise<Run> {
+    return this.#deps.views.wait(runId, caller, options);
+  }
+  listRuns: AgentRuntime['listRuns'] = (filter, caller) => this.#deps.views.list(filter, caller);
+  getState: AgentRuntime['getState'] = (runId, caller) => this.#deps.views.state(runId, caller);
+  listCheckpoints: AgentRuntime['listCheckpoints'] = (runId, caller, page) => this.#deps.views.checkpoints(runId, caller, page);
+  listEffects: AgentRuntime['listEffects'] = (runId, caller, page) => this.#deps.views.effects(runId, caller, page);
+  readEvents: AgentRuntime['readEvents'] = (runId, caller, page) => this.#deps.views.events(runId, caller, page);
+
+  listAgents: AgentRuntime['listAgents'] = () => this.#deps.agents.list().map(agentView);
+  getAgent: AgentRuntime['getAgent'] = (name) => {
+    const agent = this.#deps.agents.get(name);
+    return { ...agentView(agent), source: agent.source };
+  };
+  saveAgent: AgentRuntime['saveAgent'] = async (name, descriptor) => {
+    const { agent, created } = await this.#deps.agents.save(name, descriptor);
+    return { agent: agentView(agent), created };
+  };
+  async deleteAgent(name: string): Promise<void> {
+    await this.#deps.agents.remove(name);
+  }
+  previewAgent: AgentRuntime['previewAgent'] = async (name, input, caller) => {
+    const { descriptor } = this.#deps.agents.get(name);
+    checkTemplateValues(descriptor, {});
+    const request = { values: {}, shims: {} };
+    const resolver = this.#deps.agents.resolver({ agent: name, version: this.#deps.agents.get(name).version }, request);
+    return previewAgent(this.#deps.preview, { name, resolver, items: itemsOf(input), key: caller.key });
+  };
+  listShims: AgentRuntime['listShims'] = () => this.#deps.shims.list();
+  listModels: AgentRuntime['listModels'] = () => this.#deps.models.list();
+
+  readinessFaults(): readonly string[] {
+    const faults: string[] = [];
+    if (this.#draining) faults.push('draining');
+    if (this.#deps.writer.fault !== undefined) faults.push('the store takes no writes now');
+    return faults;
+  }
+
+  #assertTakingWork(): void {
+    if (this.#draining) throw new DrainingError();
+  }
+
+  /** Makes a queued run a running one: inside a transaction. */
+  #claim(runId: string): Claimed | undefined {
+    const { store, now } = this.#deps;
+    const row = store.find(runId);
+    if (row?.status !== 'queued') return undefined;
+    const nowMs = now();
+    store.transition(row.n, 'running', nowMs);
+    const { epoch } = store.takeLease(row.n, nowMs);
+    const lines = row.attempt === 1 ? [eventLine({ type: 'run.started' }, row, nowMs)] : [];
+    const lastSeq = lines.length === 0 ? row.last_seq : store.addEvents(row.n, lines, nowMs);
+    return { row, epoch, written: { row, lines, lastSeq } };
+  }
+
+  async #claimQueued(runId: string): Promise<AttemptStart | undefined> {
+    const claimed = await this.#deps.writer.run(() => this.#claim(runId));
+    if (claimed === undefined) return undefined;
+    this.#publishWritten(claimed.written);
+    return this.#startLoaded(claimed);
+  }
+
+  #startLoaded(claimed: Claimed): AttemptStart {
+    const { store } = this.#deps;
+    const saved = store.load(claimed.row.n);
+    return this.#startOf(claimed, { saved, request: store.request(claimed.row.n), recovered: saved.position.at === 'tools' });
+  }
+
+  #startOf(
+    { row, epoch }: Pick<Claimed, 'row' | 'epoch'>,
+    options: { readonly saved: SavedState; readonly request: RequestDoc; readonly agent?: AgentResolver; readonly recovered?: boolean; readonly interruptedModelCallId?: string | undefined },
+  ): AttemptStart {
+    const agent = options.agent ?? this.#deps.agents.resolver({ agent: row.agent, version: row.agent_version }, options.request);
+    return {
+      row,
+      attempt: row.attempt,
+      epoch,
+      saved: options.saved,
+      request: options.request,
+      recovered: options.recovered ?? false,
+      interruptedModelCallId: options.interruptedModelCallId,
+      agent,
+      ancestors: this.#ancestorsOf(row),
+    };
+  }
+
+  /** Goes on with a run whose process died: a new epoch, `run.recovered`, and the loop from the last checkpoint. */
+  async recover(runId: string, slot: 'reserved' | 'outside', shims?: readonly NamedShim[]): Promise<void> {
+    const { store, writer, now, scheduler, agents } = this.#deps;
+    const claimed = await writer.run(() => {
+      const row = store.find(runId);
+      if (row?.status !== 'running') return undefined;
+      const nowMs = now();
+      const { epoch } = store.takeLease(row.n, nowMs);
+      store.raiseRecoveries(row.n);
+      const lines = [eventLine({ type: 'run.recovered' }, row, nowMs)];
+      return { row, epoch, written: { row, lines, lastSeq: store.addEvents(row.n, lines, nowMs) } };
+    });
+    if (claimed === undefined) return;
+    this.#publishWritten(claimed.written);
+    const request = store.request(claimed.row.n);
+    const resolver = agents.resolver({ agent: claimed.row.agent, version: claimed.row.agent_version }, request);
+    const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(claimed.row.n, 64));
+    const options = { saved: store.load(claimed.row.n), request, recovered: true, interruptedModelCallId };
+    scheduler.drive(this.#startOf(claimed, { ...options, agent: withShims(resolver, claimed.row.agent, shims) }), slot);
+  }
+
+  /** Drives a child run that nobody drives: a new one, or one that a crash or a wait had left. */
+  async startChild(row: RunRow, shims: readonly NamedShim[] | undefined): Promise<void> {
+    const { writer, scheduler, store, agents } = this.#deps;
+    if (scheduler.worker(row.id) !== undefined) return;
+    if (row.status === 'running') return this.recover(row.id, 'outside', shims);
+    const claimed = await writer.run(() => this.#claim(row.id));
+    if (claimed === undefined) return;
+    this.#publishWritten(claimed.written);
+    const request = store.request(row.n);
+    const resolver = agents.resolver({ agent: row.agent, version: row.agent_version }, request);
+    const saved = store.load(row.n);
+    scheduler.drive(this.#startOf(claimed, { saved, request, recovered: saved.position.at === 'tools', agent: withShims(resolver, row.agent, shims) }), 'outside');
+  }
+
+  #ancestorsOf(row: RunRow): Ancestor[] {
+    const ancestors: Ancestor[] = [];
+    for (let parent = row.parent; parent !== null; ) {
+      const above = this.#deps.store.find(parent);
+      if (above === undefined) break;
+      ancestors.push({ n: above.n, id: above.id });
+      parent = above.parent;
+    }
+    return ancestors;
+  }
+
+  #publishWritten(written: Written): void {
+    this.#publish(written.row.id, written.lastSeq - written.lines.length + 1, written.lines);
+  }
+  #publish(runId: string, firstSeq: number, lines: readonly string[]): void {
+    this.#deps.eventLog.publish(runId, { firstSeq, lines: withSeqs(lines, firstSeq + lines.length - 1) });
+  }
+
+  #afterAttempt(runId: string): void {
+    const row = this.#deps.store.find(runId);
+    if (row?.status === 'waiting') this.#deps.expiries.watch(row.id);
+    if (row !== undefined && isOver(row)) this.#recovery?.endOrphans(row);
+  }
+
+  /** Answers for calls that nobody decided in time: denied with the reason `expired`. */
+  async expire(runId: string, decisions: NonNullable<ResumeRun['decisions']>): Promise<void> {
+    const row = this.#deps.store.find(runId);
+    if (row?.status !== 'waiting' || this.#draining) return;
+    await this.#resume(runId, row.owner, { decisions }, undefined);
+  }
+
+  /** Takes no more work; each run stops at its next checkpoint, or when the grace is over. The next start goes on with them. */
+  async drain(graceMs: number): Promise<void> {
+    if (this.#draining) return;
+    this.#draining = true;
+    const { scheduler, expiries } = this.#deps;
+    expiries.stop();
+    await scheduler.stop();
+    const workers = scheduler.workers();
+    for (const worker of workers) worker.handOver('atCheckpoint');
+    const done = Promise.all(workers.map(async (worker) => worker.done));
+    const grace = setTimeout(() => {
+      for (const worker of workers) worker.handOver('now');
+    }, graceMs);
+    await done;
+    clearTimeout(grace);
+  }
+}
+
+function withShims(resolver: AgentResolver, own: string, shims: readonly NamedShim[] | undefined): AgentResolver {
+  if (shims === undefined) return resolver;
+  return (name) => (name === own ? { ...resolver(name), shims } : resolver(name));
+}
+
+function requestDoc({ input, metadata, values, limits, shims }: StartRun): RequestDoc {
+  return { input, metadata: { ...metadata }, values: { ...values } as RequestDoc['values'], limits: { ...limits } as RequestDoc['limits'], shims: structuredClone(shims) as RequestDoc['shims'] };
+}
+
+function shimHashes(shims: readonly NamedShim[]): string {
+  return JSON.stringify(shims.map(({ name, hash }) => ({ name, hash })));
+}
+
+function agentView({ descriptor, version }: StoredAgent): ReturnType<AgentRuntime['listAgents']>[number] {
+  return { ...descriptor, version };
+}
+

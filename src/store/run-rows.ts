@@ -1,0 +1,102 @@
+import { z } from 'zod';
+import { FinishReasonSchema } from '../agent/model.js';
+import { RunSchema, RunStatusSchema, type Run } from '../agent/run.js';
+
+/** A row of `runs`, as read. */
+export const RunRowSchema = z.object({
+  n: z.int(),
+  id: z.string(),
+  owner: z.string(),
+  agent: z.string(),
+  agent_version: z.int(),
+  status: RunStatusSchema,
+  attempt: z.int(),
+  recoveries: z.int(),
+  version: z.int(),
+  epoch: z.int(),
+  settled: z.int(),
+  crashes: z.int(),
+  last_seq: z.int(),
+  oldest_seq: z.int(),
+  turn_count: z.int(),
+  history_gen: z.int(),
+  history_length: z.int(),
+  response_count: z.int(),
+  finish_reason: FinishReasonSchema.nullable(),
+  usage: z.string(),
+  created_at: z.int(),
+  started_at: z.int().nullable(),
+  updated_at: z.int(),
+  finished_at: z.int().nullable(),
+  parent: z.string().nullable(),
+  parent_call: z.string().nullable(),
+  depth: z.int(),
+  forked_from: z.string().nullable(),
+  forked_turn: z.int().nullable(),
+});
+export type RunRow = z.infer<typeof RunRowSchema>;
+
+/** The JSON documents that a run may have, one row each in `run_docs`, written only when they change. */
+export const DOC_KINDS = ['request', 'position', 'output', 'partial', 'error', 'interruptions', 'unknown', 'cancellation', 'shims'] as const;
+export type DocKind = (typeof DOC_KINDS)[number];
+
+/** What was asked for when the run was made, as far as later attempts need it. */
+export const RequestDocSchema = z.object({
+  input: z.unknown(),
+  metadata: z.record(z.string(), z.string()),
+  values: z.record(z.string(), z.json()),
+  limits: z.record(z.string(), z.number()),
+  shims: z.record(z.string(), z.record(z.string(), z.unknown())),
+  /** Instructions and tools of a spawned helper, which has no saved agent of its own (R100). */
+  helper: z.object({ instructions: z.string().optional(), tools: z.array(z.string()).optional() }).optional(),
+  /** Agents of the parents, whose guards (`inherit: "always"`) hold for this run too. */
+  guards: z.array(z.string()).optional(),
+});
+export type RequestDoc = z.infer<typeof RequestDocSchema>;
+
+const iso = (ms: number): string => new Date(ms).toISOString();
+const isoOrNull = (ms: number | null): string | null => (ms === null ? null : iso(ms));
+
+/**
+ * The body of `GET /v1/runs/{id}` as JSON text. The stored documents are JSON already and are put in as they are: reading a
+ * run is on the hot path of every client that polls.
+ */
+export function runJson(row: RunRow, docs: ReadonlyMap<string, string>): string {
+  const request = docs.get('request') ?? '{}';
+  const head = {
+    id: row.id,
+    agent: row.agent,
+    agentVersion: row.agent_version,
+    status: row.status,
+    attempt: row.attempt,
+    recoveries: row.recoveries,
+    version: row.version,
+    finishReason: row.finish_reason,
+    turnCount: row.turn_count,
+    createdAt: iso(row.created_at),
+    startedAt: isoOrNull(row.started_at),
+    updatedAt: iso(row.updated_at),
+    finishedAt: isoOrNull(row.finished_at),
+    lastSeq: row.last_seq,
+    parentRunId: row.parent,
+    forkedFrom: row.forked_from === null ? null : { runId: row.forked_from, turn: row.forked_turn ?? 0 },
+  };
+  const waiting = row.status === 'waiting';
+  return (
+    `${JSON.stringify(head).slice(0, -1)},"usage":${row.usage}` +
+    `,"input":${rawField(request, 'input')}` +
+    `,"output":${docs.get('output') ?? 'null'},"partialOutput":${docs.get('partial') ?? 'null'},"error":${docs.get('error') ?? 'null'}` +
+    `,"interruptions":${waiting ? (docs.get('interruptions') ?? '[]') : '[]'},"unknownToolCalls":${docs.get('unknown') ?? '[]'}` +
+    `,"cancellation":${docs.get('cancellation') ?? 'null'},"metadata":${rawField(request, 'metadata')},"shims":${docs.get('shims') ?? '[]'}}`
+  );
+}
+
+function rawField(request: string, field: 'input' | 'metadata'): string {
+  const value = (JSON.parse(request) as Record<string, unknown>)[field];
+  return value === undefined ? 'null' : JSON.stringify(value);
+}
+
+/** The same as an object, checked: a damaged row is an error, not a strange answer. */
+export function runOf(row: RunRow, docs: ReadonlyMap<string, string>): Run {
+  return RunSchema.parse(JSON.parse(runJson(row, docs)));
+}
