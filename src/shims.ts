@@ -55,6 +55,7 @@ export type {
 } from './agent/shim.js';
 export { BoundShim, Shim } from './agent/shim.js';
 export type { NamespaceDefinition } from './agent/shim-namespace.js';
+export { InvalidStateError, NewerStateError } from './agent/shim-namespace.js';
 export type { RunContext, ShimState, StateMap } from './agent/state-map.js';
 export type { PromptSpec } from './agent/template.js';
 export { MissingTemplateValueError, NoSystemTextError } from './agent/template.js';

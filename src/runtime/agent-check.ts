@@ -128,7 +128,7 @@ export function bindShims(
 }
 
 /** A zod error as field errors: one for each unknown key, and for a union what the nearest of its members says. */
-export function fieldErrors(error: z.ZodError): FieldError[] {
+function fieldErrors(error: z.ZodError): FieldError[] {
   return error.issues.flatMap((issue) => issueErrors(issue, []));
 }
 
@@ -152,7 +152,7 @@ function issueErrors(issue: z.core.$ZodIssue, at: readonly PropertyKey[]): Field
 }
 
 /** An RFC 6901 pointer; empty for the whole. */
-export function pointerOf(path: readonly PropertyKey[]): string {
+function pointerOf(path: readonly PropertyKey[]): string {
   return path.map((part) => `/${String(part).replaceAll('~', '~0').replaceAll('/', '~1')}`).join('');
 }
 

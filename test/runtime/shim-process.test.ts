@@ -139,8 +139,8 @@ describe.each(modes)('$mode', (mode) => {
     console.log(
       `${mode.mode}: heap ${figures.before.toFixed(2)} MiB after 50 reloads of 2 files, ${figures.after.toFixed(2)} MiB after ${mode.rounds + 50}; ${figures.collected} of ${versions} versions collected; ${figures.ms.toFixed(1)} ms a round`,
     );
-    // One kept version holds a table of 160 kB: all of them would be 32 to 160 MB.
-    expect(figures.after - figures.before).toBeLessThan(8);
+    // A kept version holds a table of 160 kB, all of them 32 MB and more; what grows a little and then stops is machine code of the loader.
+    expect(figures.after - figures.before).toBeLessThan(12);
     expect(figures.collected).toBeGreaterThan(versions - 20);
   }, 120_000);
 });

@@ -1,4 +1,4 @@
-import { mkdirSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { afterEach, beforeEach, expect, it } from 'vitest';
 import type { Logger } from '../../src/agent/tools.js';
@@ -79,6 +79,18 @@ it('R117: a file that an editor replaces by renaming is followed every time', as
   renameSync(join(folder, 'a.mjs'), join(folder, 'a.mjs~'));
   renameSync(write('4913', shim('a', 'v4')), join(folder, 'a.mjs'));
   await described('a', 'v4');
+});
+
+it('R117: a mounted folder whose links are swapped all at once is followed', async () => {
+  write('..v1/a.ts', shim('a', 'one'));
+  write('..v2/a.ts', shim('a', 'two'));
+  symlinkSync('..v1', join(folder, '..data'));
+  symlinkSync('..data/a.ts', join(folder, 'a.ts'));
+  await start();
+  expect(loader.get('a')?.description).toBe('one');
+  symlinkSync('..v2', join(folder, '..data_tmp'));
+  renameSync(join(folder, '..data_tmp'), join(folder, '..data'));
+  await described('a', 'two');
 });
 
 it('R117: files and folders come and go', async () => {
