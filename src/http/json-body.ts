@@ -1,0 +1,65 @@
+import type { FastifyInstance } from 'fastify';
+import fp from 'fastify-plugin';
+import type { JsonValue } from '../agent/json.js';
+import { wellFormed } from '../agent/json.js';
+import { MalformedRequestError } from '../errors.js';
+
+declare module 'fastify' {
+  interface FastifyContextConfig {
+    /** The body may be left out, also where a content type announces one: then it is `{}`. */
+    readonly bodyOptional?: boolean;
+  }
+}
+
+/**
+ * Deepest nesting of a body. Whatever walks a value later (checks, copies, the store) may recurse, and a few kilobytes of `[`
+ * must not be able to exhaust the stack of the process that everybody's runs live in.
+ */
+const MAX_DEPTH = 100;
+
+/** Escapes of surrogate halves; where there are none, no half can be alone, since the bytes were UTF-8. */
+const SURROGATE_ESCAPE = /\\u[dD][89a-fA-F]/;
+
+/** Reads JSON bodies: strict JSON without `__proto__`, bounded in depth, each string well-formed (no provider takes a lone surrogate). */
+export const jsonBody = fp(
+  async (app: FastifyInstance) => {
+    const parse = app.getDefaultJsonParser('error', 'error');
+    app.removeContentTypeParser(['application/json', 'text/plain']);
+    app.addContentTypeParser<string>('application/json', { parseAs: 'string' }, (request, text, done) => {
+      if (text === '' && request.routeOptions.config.bodyOptional === true) {
+        done(null, undefined);
+        return;
+      }
+      if (isTooDeep(text)) {
+        done(new MalformedRequestError({ detail: `The body is nested more than ${MAX_DEPTH} levels deep.` }));
+        return;
+      }
+      void parse(request, text, (error, body) => {
+        done(error, error === null && SURROGATE_ESCAPE.test(text) ? wellFormed(body as JsonValue) : body);
+      });
+    });
+    app.addHook('preValidation', (request, _reply, done) => {
+      if (request.body === undefined && request.routeOptions.config.bodyOptional === true) request.body = {};
+      done();
+    });
+  },
+  { name: 'json-body' },
+);
+
+function isTooDeep(json: string): boolean {
+  if (json.length <= MAX_DEPTH) return false;
+  let depth = 0;
+  let inString = false;
+  for (let at = 0; at < json.length; at += 1) {
+    const unit = json.charCodeAt(at);
+    if (inString) {
+      if (unit === 0x5c) at += 1;
+      else if (unit === 0x22) inString = false;
+    } else if (unit === 0x22) inString = true;
+    else if (unit === 0x5b || unit === 0x7b) {
+      depth += 1;
+      if (depth > MAX_DEPTH) return true;
+    } else if (unit === 0x5d || unit === 0x7d) depth -= 1;
+  }
+  return false;
+}

@@ -1,0 +1,64 @@
+import fp from 'fastify-plugin';
+import { collectDefaultMetrics, Gauge, Histogram, Registry } from 'prom-client';
+import { openAnswers, textAnswer } from './answers.js';
+
+export interface MetricsOptions {
+  /** How many runs there are now by status, e.g. `{ queued: 3, running: 12 }`; asked for at each scrape. */
+  readonly runCounts: () => Readonly<Record<string, number>>;
+}
+
+/** Seconds; the long ones are waits and streams. */
+const BUCKETS = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 600];
+
+/** Measures every request, and answers `GET /metrics` in Prometheus' text format. */
+export const metrics = fp<MetricsOptions>(
+  async (app, { runCounts }) => {
+    const registry = new Registry();
+    const registers = [registry];
+    collectDefaultMetrics({ register: registry });
+    const duration = new Histogram({
+      name: 'shimline_http_request_duration_seconds',
+      help: 'Requests by route and status; a stream counts when it has ended.',
+      labelNames: ['method', 'route', 'status'],
+      buckets: BUCKETS,
+      registers,
+    });
+    const runs = new Gauge({
+      name: 'shimline_runs',
+      help: 'Runs by status.',
+      labelNames: ['status'],
+      registers,
+      collect() {
+        runs.reset();
+        for (const [status, count] of Object.entries(runCounts())) runs.set({ status }, count);
+      },
+    });
+
+    app.addHook('onResponse', (request, reply, done) => {
+      // The pattern, never the path: ids in labels would make a series each.
+      const route = request.routeOptions.url ?? 'none';
+      duration.observe({ method: request.method, route, status: reply.raw.statusCode }, reply.elapsedTime / 1000);
+      request.log.debug(
+        { method: request.method, route, status: reply.raw.statusCode, ms: reply.elapsedTime },
+        'request answered',
+      );
+      done();
+    });
+
+    const schema = {
+      tags: ['operations'],
+      security: [],
+      summary: "Metrics in Prometheus' text format",
+      response: openAnswers({ 200: textAnswer('The metrics.') }),
+    };
+    app.get('/metrics', { schema }, async (_request, reply) => {
+      reply.type(registry.contentType);
+      return registry.metrics();
+    });
+
+    app.addHook('onClose', async () => {
+      registry.clear();
+    });
+  },
+  { name: 'metrics' },
+);

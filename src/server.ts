@@ -1,0 +1,88 @@
+import { existsSync } from 'node:fs';
+import { type Logger, pino, stdTimeFunctions } from 'pino';
+import { createServer, type Server } from './app.js';
+import { type Config, ConfigError, parseConfig } from './config.js';
+
+/** Shorter keys can be guessed; they are taken all the same, since the choice is the operator's. */
+const SHORT_KEY = 16;
+/** How much longer than its grace a shutdown may take before the process ends itself, in milliseconds. */
+const STOP_MARGIN_MS = 10_000;
+
+const config = readConfig();
+if (config === undefined) process.exitCode = 1;
+else await run(config);
+
+function readConfig(): Config | undefined {
+  const { env } = process;
+  if (env.NODE_ENV !== 'production' && existsSync('.env')) process.loadEnvFile('.env');
+  try {
+    return parseConfig(env);
+  } catch (error) {
+    if (!(error instanceof ConfigError)) throw error;
+    for (const fault of error.faults) process.stderr.write(`${fault}\n`);
+    return undefined;
+  }
+}
+
+async function run(settings: Config): Promise<void> {
+  const log = pino({ level: settings.LOG_LEVEL, timestamp: stdTimeFunctions.isoTime });
+  surviveStrayErrors(log);
+  for (const { name, key } of settings.API_KEYS ?? []) {
+    if (key.length < SHORT_KEY) log.warn({ key: name }, `API key has fewer than ${SHORT_KEY} characters`);
+  }
+  try {
+    const server = await createServer(settings, log);
+    stopOnSignals(server, settings, log);
+    log.info({ url: await server.listen() }, 'listening');
+  } catch (error) {
+    log.fatal({ err: error }, 'start failed');
+    process.stderr.write(`The server did not start: ${error instanceof Error ? error.message : String(error)}\n`);
+    process.exit(1);
+  }
+}
+
+/** The first signal drains and ends the process with 0; the second one ends it at once. */
+function stopOnSignals(server: Server, settings: Config, log: Logger): void {
+  let stopping = false;
+  const stop = (signal: NodeJS.Signals): void => {
+    if (stopping) {
+      log.warn({ signal }, 'second signal, ending at once');
+      process.exit(1);
+    }
+    stopping = true;
+    log.info({ signal, graceMs: settings.SHUTDOWN_GRACE_MS }, 'draining');
+    setTimeout(() => {
+      log.error('shutdown took too long, ending at once');
+      process.exit(1);
+    }, settings.SHUTDOWN_GRACE_MS + STOP_MARGIN_MS).unref();
+    server.stop().then(
+      () => {
+        log.info('stopped');
+        process.exit(0);
+      },
+      (error: unknown) => {
+        log.error({ err: error }, 'shutdown failed');
+        process.exit(1);
+      },
+    );
+  };
+  process.on('SIGTERM', stop);
+  process.on('SIGINT', stop);
+}
+
+/**
+ * Nothing that a client, shim, tool or model does may end the process that everybody's runs live in: a rejection that nobody
+ * awaited, or a throw in somebody's timer, is logged and that is all.
+ */
+function surviveStrayErrors(log: Logger): void {
+  const report = (message: string) => (error: unknown) => {
+    log.error({ err: error, ...runIdOf(error) }, message);
+  };
+  process.on('unhandledRejection', report('unhandled rejection'));
+  process.on('uncaughtException', report('uncaught exception'));
+}
+
+function runIdOf(error: unknown): { readonly runId?: string } {
+  if (typeof error !== 'object' || error === null || !('runId' in error)) return {};
+  return typeof error.runId === 'string' ? { runId: error.runId } : {};
+}

@@ -1,0 +1,156 @@
+import { expect, it } from 'vitest';
+import { QueueFullError } from '../../src/errors.js';
+import { testApp } from './fake-runtime.js';
+
+const JSON_TYPE = { 'content-type': 'application/json' };
+
+it('answers an unknown route with a complete problem object, without the query', async () => {
+  const { app } = await testApp();
+  const answer = await app.inject({ url: '/v1/nothing?token=secret', headers: { 'x-request-id': 'req-1' } });
+  expect(answer.statusCode).toBe(404);
+  expect(answer.headers['content-type']).toBe('application/problem+json');
+  expect(answer.headers['x-request-id']).toBe('req-1');
+  expect(answer.json()).toEqual({
+    type: 'urn:shimline:error:route_not_found',
+    title: 'Route not found',
+    status: 404,
+    detail: 'There is no route GET /v1/nothing.',
+    instance: '/v1/nothing',
+    code: 'route_not_found',
+    requestId: 'req-1',
+  });
+});
+
+it.each([
+  ['a method that a route does not have', { method: 'PATCH', url: '/v1/runs' }, 404, 'route_not_found'],
+  ['a path that cannot be decoded', { method: 'GET', url: '/v1/runs/%E0%A4%A' }, 400, 'malformed_request'],
+  [
+    'a path parameter of unreasonable length',
+    { method: 'GET', url: `/v1/runs/${'x'.repeat(2000)}` },
+    400,
+    'malformed_request',
+  ],
+  [
+    'broken JSON',
+    { method: 'POST', url: '/v1/runs', headers: JSON_TYPE, payload: '{"agent":' },
+    400,
+    'malformed_request',
+  ],
+  [
+    'an empty JSON body',
+    { method: 'POST', url: '/v1/runs', headers: JSON_TYPE, payload: '' },
+    400,
+    'malformed_request',
+  ],
+  [
+    'a forbidden key',
+    { method: 'POST', url: '/v1/runs', headers: JSON_TYPE, payload: '{"__proto__":{}}' },
+    400,
+    'malformed_request',
+  ],
+  [
+    'a body nested too deep',
+    { method: 'POST', url: '/v1/runs', headers: JSON_TYPE, payload: `{"agent":"a","input":${'['.repeat(50_000)}` },
+    400,
+    'malformed_request',
+  ],
+  [
+    'a body that is too large',
+    { method: 'POST', url: '/v1/runs', headers: JSON_TYPE, payload: `"${'x'.repeat(2000)}"` },
+    413,
+    'payload_too_large',
+  ],
+  [
+    'a form',
+    {
+      method: 'POST',
+      url: '/v1/runs',
+      headers: { 'content-type': 'application/x-www-form-urlencoded' },
+      payload: 'a=b',
+    },
+    415,
+    'unsupported_media_type',
+  ],
+  [
+    'plain text',
+    { method: 'POST', url: '/v1/runs', headers: { 'content-type': 'text/plain' }, payload: 'hello' },
+    415,
+    'unsupported_media_type',
+  ],
+  [
+    'a content type that is none',
+    { method: 'POST', url: '/v1/runs', headers: { 'content-type': 'json' }, payload: '{}' },
+    415,
+    'unsupported_media_type',
+  ],
+  ['no body', { method: 'POST', url: '/v1/runs' }, 422, 'validation_failed'],
+  [
+    'a body that is no object',
+    { method: 'POST', url: '/v1/runs', headers: JSON_TYPE, payload: '[]' },
+    422,
+    'validation_failed',
+  ],
+  ['an unknown run', { method: 'GET', url: '/v1/runs/other' }, 404, 'run_not_found'],
+] as const)('answers %s with a problem', async (_what, request, status, code) => {
+  const { app } = await testApp({
+    MAX_BODY_BYTES:
+      request.url.length > 1000 || ('payload' in request && request.payload.length > 10_000) ? '100000' : '1000',
+  });
+  const answer = await app.inject(request);
+  expect([answer.statusCode, answer.json<{ code: string }>().code]).toEqual([status, code]);
+  expect(answer.headers['content-type']).toBe('application/problem+json');
+});
+
+it('says nothing of what an unknown failure was, and logs all of it', async () => {
+  const { app, runtime, logged } = await testApp();
+  runtime.failure = new Error('SQLITE_IOERR at /secret/path');
+  const answer = await app.inject({ method: 'POST', url: '/v1/runs', payload: { agent: 'a', input: 'x' } });
+  expect(answer.statusCode).toBe(500);
+  expect(answer.body).not.toMatch(/SQLITE|secret/);
+  expect(answer.json()).toMatchObject({ code: 'internal_error', status: 500 });
+  const line = logged.find((entry) => entry.msg === 'request failed');
+  expect(line).toMatchObject({
+    requestId: answer.headers['x-request-id'],
+    err: { message: 'SQLITE_IOERR at /secret/path' },
+  });
+});
+
+it.each([['a text'], [undefined], [null], [{ statusCode: 404, message: 'sneaky' }]])(
+  'answers 500 when something that is no error is thrown: %j',
+  async (thrown) => {
+    const { app, runtime } = await testApp();
+    // eslint-disable-next-line @typescript-eslint/prefer-promise-reject-errors -- shims and tools throw such things
+    runtime.startRun = async () => Promise.reject(thrown);
+    const answer = await app.inject({ method: 'POST', url: '/v1/runs', payload: { agent: 'a', input: 'x' } });
+    expect([answer.statusCode, answer.json<{ code: string }>().code]).toEqual([500, 'internal_error']);
+  },
+);
+
+it('adds Retry-After, and the members that a code has of its own', async () => {
+  const { app, runtime } = await testApp();
+  runtime.failure = new QueueFullError(10);
+  const answer = await app.inject({ method: 'POST', url: '/v1/runs', payload: { agent: 'a', input: 'x' } });
+  expect([answer.statusCode, answer.headers['retry-after']]).toEqual([429, '1']);
+});
+
+it('limits the requests of each key and says when to come back', async () => {
+  const { app } = await testApp({ API_KEYS: 'alice:key-a,bob:key-b', RATE_LIMIT_PER_MINUTE: '2' });
+  const ask = async (key: string) => app.inject({ url: '/v1/agents', headers: { authorization: `Bearer ${key}` } });
+  expect([(await ask('key-a')).statusCode, (await ask('key-a')).statusCode]).toEqual([200, 200]);
+  const refused = await ask('key-a');
+  expect([refused.statusCode, refused.json<{ code: string }>().code]).toEqual([429, 'rate_limited']);
+  expect(Number(refused.headers['retry-after'])).toBeGreaterThan(0);
+  expect((await ask('key-b')).statusCode).toBe(200);
+  expect((await app.inject('/healthz')).statusCode).toBe(200);
+});
+
+it('mends lone surrogates, which no model takes', async () => {
+  const { app, runtime } = await testApp();
+  await app.inject({
+    method: 'POST',
+    url: '/v1/runs',
+    headers: JSON_TYPE,
+    payload: '{"agent":"a","input":"x\\ud83d y\\ud83d\\ude00"}',
+  });
+  expect(runtime.calls[0]?.[1]).toMatchObject({ input: 'x\ufffd y\u{1f600}' });
+});
