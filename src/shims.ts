@@ -34,6 +34,7 @@ export type { RunLimits } from './agent/run.js';
 export type { RunErrorCode } from './agent/run-errors.js';
 export {
   ModelCallError,
+  BudgetReachedError,
   RunCancelledError,
   RunError,
   ShimCleanupError,

@@ -7,7 +7,7 @@ import { CancelledFirstError } from './journal.js';
 import { deepFreeze } from './json.js';
 import { internalMessage, textOf, type ModelResponse } from './messages.js';
 import type { FinishReason } from './model.js';
-import { findCancellation, HandedOverError, LimitExceededError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
+import { BudgetReachedError, findCancellation, HandedOverError, LimitExceededError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
 import type { Cancellation, Interruption, RunLimits } from './run.js';
 import { RunStateView } from './run-state.js';
 import { cancelRound, ToolRound, type RoundResult } from './tool-round.js';
@@ -16,7 +16,7 @@ import { assertLimits, modelStep, prepareTurn, visibleTools } from './turn-step.
 /** What an attempt has come to, before and while it is cleaned up. */
 type Outcome =
   | { readonly kind: 'completed'; readonly output: unknown; readonly finishReason: FinishReason }
-  | { readonly kind: 'waiting'; readonly interruptions: readonly Interruption[] }
+  | { readonly kind: 'waiting'; readonly interruptions: readonly Interruption[]; readonly discards?: boolean }
   | { readonly kind: 'failed'; readonly error: unknown; readonly output?: unknown }
   | { readonly kind: 'cancelled'; readonly requestedAtMs: number | undefined }
   | { readonly kind: 'handedOver' };
@@ -254,7 +254,7 @@ async function handOff(attempt: Attempt, frame: Frame, to: string): Promise<void
 
 /** Decides how the attempt ends, before the clean-up: from here on a cancel changes nothing (R68). */
 async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcome> {
-  const { position, working } = attempt;
+  const { position } = attempt;
   if (position.settled !== undefined) return outcome;
   try {
     switch (outcome.kind) {
@@ -263,13 +263,8 @@ async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcome> {
         await attempt.checkpoint({ turnEnd: true, settles: true });
         return outcome;
       case 'failed':
-        attempt.release();
-        working.discard();
-        for (const session of attempt.frame?.shims.sessions ?? []) session.namespace?.reset();
-        attempt.effects.rebase();
-        // What the failed turn had raised goes back with its state; the place in the loop stays that of the last checkpoint.
-        if (attempt.savedPosition.at !== 'tools') attempt.calls = [];
-        attempt.position = { ...structuredClone(attempt.savedPosition), settled: { status: 'failed', error: runErrorData(outcome.error) } };
+        backToCheckpoint(attempt);
+        attempt.position = { ...attempt.position, settled: { status: 'failed', error: runErrorData(outcome.error) } };
         await attempt.checkpoint({ settles: true });
         return outcome;
       case 'cancelled':
@@ -277,6 +272,7 @@ async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcome> {
         await closeStopped(attempt, outcome);
         return outcome;
       case 'waiting':
+        if (outcome.discards === true) backToCheckpoint(attempt);
         return outcome;
     }
   } catch (error) {
@@ -288,6 +284,16 @@ async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcome> {
     await closeStopped(attempt, stopped);
     return stopped;
   }
+}
+
+/** What the turn had raised goes back with its state; the place in the loop is again that of the last checkpoint. */
+function backToCheckpoint(attempt: Attempt): void {
+  attempt.release();
+  attempt.working.discard();
+  for (const session of attempt.frame?.shims.sessions ?? []) session.namespace?.reset();
+  attempt.effects.rebase();
+  if (attempt.savedPosition.at !== 'tools') attempt.calls = [];
+  attempt.position = structuredClone(attempt.savedPosition);
 }
 
 /** A stopped attempt keeps its last boundary; of a cancelled one the open tool round is closed, so the history can be sent (R79). */
@@ -410,6 +416,16 @@ function outcomeOfSettled(settled: Settled): Outcome {
   return { kind: 'failed', error: new RunError(settled.error.code, settled.error.message, { details: { ...settled.error } }) };
 }
 
+function budgetOf(error: unknown): BudgetReachedError | undefined {
+  if (error instanceof BudgetReachedError) return error;
+  return error instanceof ShimError && error.cause instanceof BudgetReachedError ? error.cause : undefined;
+}
+
+function budgetQuestion(attempt: Attempt, { message }: BudgetReachedError): Interruption {
+  const responseSchema = { type: 'object', properties: { limits: { type: 'object' } }, required: ['limits'] };
+  return { id: attempt.deps.newId(), reason: 'budget', toolCallId: null, tool: null, arguments: null, message, responseSchema, expiresAt: null };
+}
+
 function outcomeOfError(attempt: Attempt, error: unknown): Outcome {
   const { signal } = attempt;
   const reason: unknown = signal.aborted ? signal.reason : error;
@@ -417,5 +433,7 @@ function outcomeOfError(attempt: Attempt, error: unknown): Outcome {
   if (error instanceof CancelledFirstError) return { kind: 'cancelled', requestedAtMs: signal.aborted && signal.reason instanceof RunCancelledError ? signal.reason.requestedAtMs : undefined };
   if (reason instanceof RunCancelledError) return { kind: 'cancelled', requestedAtMs: reason.requestedAtMs };
   if (error instanceof HandedOverError) return { kind: 'handedOver' };
+  const budget = budgetOf(error);
+  if (budget !== undefined && !signal.aborted) return { kind: 'waiting', interruptions: [budgetQuestion(attempt, budget)], discards: true };
   return { kind: 'failed', error: signal.aborted ? reason : error };
 }

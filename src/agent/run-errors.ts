@@ -90,6 +90,17 @@ export class HandedOverError extends Error {
   }
 }
 
+/**
+ * Thrown by a shim to have the run wait for a bigger budget (reason `budget`) instead of failing: the turn's writes are
+ * discarded, and a resume with raised `limits` goes on from the last checkpoint.
+ */
+export class BudgetReachedError extends Error {
+  constructor(message: string) {
+    super(message);
+    this.name = 'BudgetReachedError';
+  }
+}
+
 /** Which limit stopped the run, what it was and what was reached. Resumable with a raised limit. */
 export class LimitExceededError extends RunError {
   constructor(limit: string, allowed: number, reached: number) {

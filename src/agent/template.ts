@@ -42,7 +42,7 @@ export function missingValues(template: string, values: Readonly<Record<string, 
   for (const [kind, name] of Mustache.parse(template)) {
     if (kind !== 'name' && kind !== '&' && kind !== '#') continue;
     const first = name.split('.')[0] ?? name;
-    if (name !== '.' && !(first in values)) missing.add(name);
+    if (name !== '.' && !Object.hasOwn(values, first)) missing.add(name);
   }
   return [...missing];
 }

@@ -1,7 +1,7 @@
 import type { ToolCallRecord } from '../agent/journal.js';
 import { firstPosition, type Decision, type Position } from '../agent/journal.js';
 import { toolCompleted, type EventInput } from '../agent/events.js';
-import type { HistoryItem } from '../agent/messages.js';
+import { kindOf, type HistoryItem } from '../agent/messages.js';
 import { TERMINAL_STATUSES, type Interruption, type RunLimits } from '../agent/run.js';
 import { closingItems } from '../agent/tool-round.js';
 import { InputRequiredError, RunActiveError, RunNotFoundError, StaleInterruptionError, StaleSettlementError, StateConflictError, VersionMismatchError, WaitingForDecisionsError } from '../errors.js';
@@ -85,7 +85,7 @@ export class RunChanges {
       return { row: this.owned(row.id, row.owner), lines: [], lastSeq: row.last_seq, starts: false };
     }
     const position = this.#store.position(n);
-    if (input.length > 0) position.deferred.push(...input.map((item) => ({ kind: 'content' as const, item })));
+    if (input.length > 0) position.deferred.push(...input.map((item) => ({ kind: kindOf(item), item })));
     return this.#begin(row, { ...restarted(position), at: position.at === 'start' ? 'start' : position.at, deferred: position.deferred }, []);
   }
 

@@ -64,6 +64,8 @@ export class RunScheduler {
     else this.#outside += 1;
     const worker = new RunWorker(this.#deps, start);
     this.#workers.set(worker.runId, worker);
+    // A cancel that was committed between the claim and this moment found no worker to tell.
+    if (this.#deps.store.isCancelling(start.row.n)) worker.cancel(this.#deps.now());
     worker.done.then(
       () => {
         if (slot === 'outside') this.#outside -= 1;
