@@ -1,7 +1,7 @@
 import { createHash, randomUUID } from 'node:crypto';
 import { resolve } from 'node:path';
 import { fileURLToPath } from 'node:url';
-import Fastify, { type FastifyInstance, LogController } from 'fastify';
+import Fastify, { type FastifyBaseLogger, type FastifyInstance, LogController } from 'fastify';
 import type { Logger } from 'pino';
 import { systemClock } from './agent/clock.js';
 import type { Config } from './config.js';
@@ -52,7 +52,7 @@ export interface AppOptions {
   /** How many runs there are now by status, for `/metrics`. */
   readonly runCounts: () => Readonly<Record<string, number>>;
   /** Without one nothing is logged. */
-  readonly log?: Logger;
+  readonly log?: FastifyBaseLogger;
 }
 
 /** The HTTP side: plugins and routes, in order. It listens to nothing yet. */
