@@ -3,6 +3,7 @@ import {
   DrainingError,
   IdempotencyMismatchError,
   InputRequiredError,
+  InvalidCursorError,
   MalformedRequestError,
   PayloadTooLargeError,
   QueueFullError,
@@ -81,7 +82,7 @@ export const runRoutes: FastifyPluginAsyncZod<RunRoutesOptions> = async (app, { 
         summary: 'List runs, newest first',
         description: 'Parameters `metadata.<key>=<value>` filter by metadata; there may be several.',
         querystring: RunsQuerySchema,
-        response: answers({ 200: jsonAnswer('A page of runs.', pageOf(RunDocument)) }),
+        response: answers({ 200: jsonAnswer('A page of runs.', pageOf(RunDocument)) }, InvalidCursorError),
       },
     },
     async (request) => {

@@ -79,7 +79,7 @@ export const ForkBodySchema = z
   .strictObject({
     turn: z
       .int()
-      .positive()
+      .nonnegative()
       .optional()
       .meta({ description: 'The model turn after which the fork begins; the last by default.' }),
     input: InputSchema.optional(),

@@ -182,9 +182,9 @@ describe('the other bodies', () => {
     expect(first?.slice(0, fault.length)).toBe(fault);
   });
 
-  it('a fork may be empty, and counts turns from 1', async () => {
+  it('a fork may be empty, and counts turns from 0, which is the start', async () => {
     expect(await faultsOf('/v1/runs/run-1/fork', {})).toEqual([]);
-    expect(await faultsOf('/v1/runs/run-1/fork', { turn: 0 })).toEqual(['/turn Too small: expected number to be >0']);
+    expect(await faultsOf('/v1/runs/run-1/fork', { turn: -1 })).toEqual(['/turn Too small: expected number to be >=0']);
   });
 
   it('an agent has the name of its path', async () => {
