@@ -4,7 +4,7 @@ import type { AgentDescriptor } from './descriptor.js';
 import { EffectRecorder, type Digest } from './effects.js';
 import type { EventInput } from './events.js';
 import type { AgentTask, ModelRequest, RunnerHooks } from './hooks.js';
-import type { Checkpoint, Journal, JournalEntry, Position, SavedState, ToolCallRecord } from './journal.js';
+import { copyPosition, type Checkpoint, type Journal, type JournalEntry, type Position, type SavedState, type ToolCallRecord } from './journal.js';
 import { strictStringify, type JsonValue } from './json.js';
 import type { ModelResponse } from './messages.js';
 import { callModel } from './model-call.js';
@@ -113,8 +113,8 @@ export class Attempt implements AttemptPort, SessionHost {
     this.deps = deps;
     this.working = new WorkingState(input.saved);
     this.effects = new EffectRecorder(this.working, deps.digest);
-    this.position = structuredClone(input.saved.position);
-    this.savedPosition = structuredClone(input.saved.position);
+    this.position = copyPosition(input.saved.position);
+    this.savedPosition = input.saved.position;
     this.usage = input.saved.usage;
     this.calls = input.saved.toolCalls.map((call) => ({ ...call }));
     this.startedAtMs = deps.clock.now();
@@ -200,7 +200,7 @@ export class Attempt implements AttemptPort, SessionHost {
   }
 
   takeCheckpoint(options: { readonly turnEnd?: boolean; readonly settles?: boolean; readonly calls?: readonly ToolCallRecord[] } = {}): Checkpoint {
-    const position = structuredClone(this.position);
+    const position = copyPosition(this.position);
     this.savedPosition = position;
     return {
       ...this.working.takeDelta(),

@@ -57,6 +57,17 @@ export function firstPosition(agent: string): Position {
   };
 }
 
+/** A copy that later changes of the position do not reach. Cheaper than a structured clone: it is made at every checkpoint. */
+export function copyPosition(position: Position): Position {
+  return {
+    ...position,
+    agents: [...position.agents],
+    seenAgents: [...position.seenAgents],
+    toolCalls: { ...position.toolCalls },
+    deferred: [...position.deferred],
+  };
+}
+
 export const DecisionSchema = z.discriminatedUnion('decision', [
   z.object({ decision: z.literal('approve') }),
   z.object({ decision: z.literal('deny'), reason: z.string().optional() }),

@@ -2,8 +2,7 @@ import { Attempt, type AgentInstance, type AttemptInput, type Frame, type LoopDe
 import { BoundShims, type NamedShim } from './bound-shims.js';
 import type { RunResult } from './hooks.js';
 import { jsonSchemaFaults } from './json-schema.js';
-import type { AttemptEnd, Settled } from './journal.js';
-import { CancelledFirstError } from './journal.js';
+import { CancelledFirstError, copyPosition, type AttemptEnd, type Settled } from './journal.js';
 import { deepFreeze } from './json.js';
 import { internalMessage, textOf, type ModelResponse } from './messages.js';
 import type { FinishReason } from './model.js';
@@ -293,7 +292,7 @@ function backToCheckpoint(attempt: Attempt): void {
   for (const session of attempt.frame?.shims.sessions ?? []) session.namespace?.reset();
   attempt.effects.rebase();
   if (attempt.savedPosition.at !== 'tools') attempt.calls = [];
-  attempt.position = structuredClone(attempt.savedPosition);
+  attempt.position = copyPosition(attempt.savedPosition);
 }
 
 /** A stopped attempt keeps its last boundary; of a cancelled one the open tool round is closed, so the history can be sent (R79). */
@@ -302,7 +301,7 @@ async function closeStopped(attempt: Attempt, outcome: Outcome): Promise<void> {
   attempt.working.discard();
   for (const session of attempt.frame?.shims.sessions ?? []) session.namespace?.reset();
   if (outcome.kind !== 'cancelled') return;
-  attempt.position = structuredClone(attempt.savedPosition);
+  attempt.position = copyPosition(attempt.savedPosition);
   if (attempt.position.at !== 'tools') {
     attempt.calls = [];
     return;
@@ -315,7 +314,8 @@ async function closeStopped(attempt: Attempt, outcome: Outcome): Promise<void> {
 async function cleanUp(attempt: Attempt, frame: Frame, outcome: Outcome, depth: number): Promise<Outcome> {
   const failures: ShimError[] = [];
   attempt.core = undefined;
-  const result = outcome.kind === 'completed' ? resultOf(attempt, outcome.output) : null;
+  // Made only for whoever looks at it: it copies the state.
+  const result = outcome.kind === 'completed' && frame.shims.active('onRunEnd').length > 0 ? resultOf(attempt, outcome.output) : null;
   attempt.effects.rebase();
   for (const session of frame.shims.sessions) {
     if (!session.started) continue;
@@ -357,7 +357,8 @@ async function end(attempt: Attempt, outcome: Outcome, opened: readonly Frame[])
     } else if (!(error instanceof HandedOverError)) throw error;
   } finally {
     attempt.ended = true;
-    const result = written?.status === 'completed' ? resultOf(attempt, written.output) : null;
+    const watched = opened.some((frame) => frame.shims.hooks.length > 0);
+    const result = watched && written?.status === 'completed' ? resultOf(attempt, written.output) : null;
     for (const frame of opened.toReversed()) {
       await attempt.observe(frame, (hooks, task) => hooks.onAgentEnd?.(task, result));
       await frame.shims.dispose();

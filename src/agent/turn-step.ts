@@ -55,7 +55,7 @@ export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boole
     isFirstForThisAgent: !attempt.position.seenAgents.includes(descriptor.name),
     gates: [],
     owners: new Map(),
-    modelArgs: structuredClone(descriptor.modelArgs),
+    modelArgs: Object.keys(descriptor.modelArgs).length === 0 ? {} : structuredClone(descriptor.modelArgs),
     frozen: false,
     openCallIds: new Set(),
     over: false,

@@ -24,6 +24,9 @@ export const MIGRATIONS: readonly string[] = [
     turn_count INTEGER NOT NULL DEFAULT 0,
     history_gen INTEGER NOT NULL DEFAULT 0,
     history_length INTEGER NOT NULL,
+    history_n INTEGER NOT NULL DEFAULT 0,
+    state_n INTEGER NOT NULL DEFAULT 0,
+    response_n INTEGER NOT NULL DEFAULT 0,
     response_count INTEGER NOT NULL DEFAULT 0,
     finish_reason TEXT,
     usage TEXT NOT NULL,
@@ -103,6 +106,13 @@ export const MIGRATIONS: readonly string[] = [
     body TEXT
   );
   CREATE INDEX state_by_run ON state_values (run, name, n);
+
+  CREATE TABLE state_now (
+    run INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    body TEXT NOT NULL,
+    PRIMARY KEY (run, name)
+  ) WITHOUT ROWID;
 
   CREATE TABLE checkpoints (
     n INTEGER PRIMARY KEY,

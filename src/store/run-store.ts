@@ -117,7 +117,7 @@ export class RunStore {
     this.insertEvents(n, 1, run.lines);
     this.#append(n, 0, run.items);
     this.#putPosition(n, position);
-    this.#putCheckpoint(n, { seq: run.lines.length, turn: turnCount, turnCount, turnEnd: false, gen: 0, nowMs, position });
+    this.#putCheckpoint(n, { seq: run.lines.length, turnEnd: false, nowMs, position });
     return n;
   }
 
@@ -131,7 +131,12 @@ export class RunStore {
       `INSERT INTO history (run, gen, kind, ephemeral, body) SELECT ?, 0, kind, 0, body FROM history
        WHERE run = ? AND gen = ? AND n <= ? AND ephemeral = 0 ORDER BY n`,
     ).run(n, source, checkpoint.history_gen, checkpoint.history_n);
-    this.#sql('UPDATE runs SET history_length = (SELECT count(*) FROM history WHERE run = ?), response_count = (SELECT count(*) FROM responses WHERE run = ?) WHERE n = ?').run(n, n, n);
+    this.#sql('INSERT INTO state_now (run, name, body) SELECT run, name, body FROM state_values WHERE run = ?').run(n);
+    this.#sql(
+      `UPDATE runs SET history_length = (SELECT count(*) FROM history WHERE run = ?1), response_count = (SELECT count(*) FROM responses WHERE run = ?1),
+         history_n = coalesce((SELECT max(n) FROM history WHERE run = ?1 AND gen = 0), 0), response_n = coalesce((SELECT max(n) FROM responses WHERE run = ?1), 0),
+         state_n = coalesce((SELECT max(n) FROM state_values WHERE run = ?1), 0) WHERE n = ?1`,
+    ).run(n);
   }
 
   insertEvents(n: number, firstSeq: number, lines: readonly string[]): void {
@@ -183,13 +188,14 @@ export class RunStore {
     if (checkpoint.settles === true && this.#sql("UPDATE runs SET settled = 1 WHERE n = ? AND status = 'running'").run(n).changes === 0) throw new CancelledFirstError();
     if (checkpoint.instructions !== undefined) this.#putState(n, 'instructions', JSON.stringify(checkpoint.instructions));
     for (const { key, json } of checkpoint.state) this.#putState(n, `state:${key}`, json ?? null);
-    for (const response of checkpoint.responses) this.#sql('INSERT INTO responses (run, body) VALUES (?, ?)').run(n, JSON.stringify(response));
-    const gen = this.#applyHistory(n, checkpoint.history, at.responseIds);
+    let responseN: number | bigint | undefined;
+    for (const response of checkpoint.responses) responseN = this.#sql('INSERT INTO responses (run, body) VALUES (?, ?)').run(n, JSON.stringify(response)).lastInsertRowid;
+    this.#applyHistory(n, checkpoint.history, at.responseIds);
     // The count of executions since the last progress begins again with the one that is going on.
     const progress = checkpoint.responses.length > 0 || checkpoint.turnEnd === true || checkpoint.toolCalls.some((call) => call.state === 'done');
-    this.#sql('UPDATE runs SET turn_count = ?, usage = ?, crashes = CASE WHEN ? THEN 1 ELSE crashes END, response_count = response_count + ? WHERE n = ?').run(
-      turnCount, JSON.stringify(checkpoint.usage), progress ? 1 : 0, checkpoint.responses.length, n,
-    );
+    this.#sql(
+      'UPDATE runs SET turn_count = ?, usage = ?, crashes = CASE WHEN ? THEN 1 ELSE crashes END, response_count = response_count + ?, response_n = coalesce(?, response_n) WHERE n = ?',
+    ).run(turnCount, JSON.stringify(checkpoint.usage), progress ? 1 : 0, checkpoint.responses.length, responseN ?? null, n);
     this.#putPosition(n, position);
     if (position.at !== 'tools') this.#sql('DELETE FROM tool_calls WHERE run = ?').run(n);
     else for (const call of checkpoint.toolCalls) this.putCall(n, call);
@@ -197,7 +203,7 @@ export class RunStore {
       const known = JSON.parse(this.doc(n, 'unknown') ?? '[]') as unknown[];
       this.putDoc(n, 'unknown', JSON.stringify([...known, ...checkpoint.unknownToolCalls]));
     }
-    if (checkpoint.turnEnd === true) this.#putCheckpoint(n, { seq: at.seq, turn: turnCount, turnCount, turnEnd: true, gen, nowMs: at.nowMs, position });
+    if (checkpoint.turnEnd === true) this.#putCheckpoint(n, { seq: at.seq, turnEnd: true, nowMs: at.nowMs, position });
   }
 
   putCall(n: number, call: ToolCallRecord): void {
@@ -253,28 +259,30 @@ export class RunStore {
     return this.#sql('SELECT history_gen FROM runs WHERE n = ?').pluck().get(n) as number;
   }
 
-  #applyHistory(n: number, delta: HistoryDelta | undefined, stored: ReadonlySet<string>): number {
-    if (delta === undefined) return this.#gen(n);
+  #applyHistory(n: number, delta: HistoryDelta | undefined, stored: ReadonlySet<string>): void {
+    if (delta === undefined) return;
     if (delta.mode === 'replace') {
       const gen = this.#sql('UPDATE runs SET history_gen = history_gen + 1, history_length = 0 WHERE n = ? RETURNING history_gen').pluck().get(n) as number;
       this.#append(n, gen, delta.items, stored);
-      return gen;
+      return;
     }
     if (delta.dropEphemeral) this.dropEphemeral(n);
-    const gen = this.#gen(n);
-    this.#append(n, gen, delta.items, stored);
-    return gen;
+    if (delta.items.length > 0) this.#append(n, this.#gen(n), delta.items, stored);
   }
 
   #append(n: number, gen: number, items: readonly HistoryItem[], stored: ReadonlySet<string> = NO_RESPONSES): void {
     if (items.length === 0) return;
     const insert = this.#sql('INSERT INTO history (run, gen, kind, ephemeral, body) VALUES (?, ?, ?, ?, ?)');
-    for (const item of items) insert.run(n, gen, kindOf(item), isEphemeral(item) ? 1 : 0, bodyOf(item, stored));
-    this.#sql('UPDATE runs SET history_length = history_length + ? WHERE n = ?').run(items.length, n);
+    let last: number | bigint = 0;
+    for (const item of items) last = insert.run(n, gen, kindOf(item), isEphemeral(item) ? 1 : 0, bodyOf(item, stored)).lastInsertRowid;
+    this.#sql('UPDATE runs SET history_length = history_length + ?, history_n = ? WHERE n = ?').run(items.length, last, n);
   }
 
   #putState(n: number, name: string, body: string | null): void {
-    this.#sql('INSERT INTO state_values (run, name, body) VALUES (?, ?, ?)').run(n, name, body);
+    const { lastInsertRowid } = this.#sql('INSERT INTO state_values (run, name, body) VALUES (?, ?, ?)').run(n, name, body);
+    if (body === null) this.#sql('DELETE FROM state_now WHERE run = ? AND name = ?').run(n, name);
+    else this.#sql('INSERT INTO state_now (run, name, body) VALUES (?, ?, ?) ON CONFLICT (run, name) DO UPDATE SET body = excluded.body').run(n, name, body);
+    this.#sql('UPDATE runs SET state_n = ? WHERE n = ?').run(lastInsertRowid, n);
   }
 
   #putPosition(n: number, position: Position): void {
@@ -286,14 +294,11 @@ export class RunStore {
   }
 
   /** Marks a boundary from which a fork can start: it remembers how far each append-only table had grown for this run. */
-  #putCheckpoint(n: number, at: { seq: number; turn: number; turnCount: number; turnEnd: boolean; gen: number; nowMs: number; position: Position }): void {
+  #putCheckpoint(n: number, at: { seq: number; turnEnd: boolean; nowMs: number; position: Position }): void {
     this.#sql(
       `INSERT INTO checkpoints (run, seq, turn, at, turn_count, turn_end, history_gen, history_n, history_length, state_n, response_n, agent, seen_agents)
-       VALUES (?, ?, ?, ?, ?, ?, ?, coalesce((SELECT max(n) FROM history WHERE run = ? AND gen = ?), 0), (SELECT history_length FROM runs WHERE n = ?),
-         coalesce((SELECT max(n) FROM (SELECT max(n) AS n FROM state_values WHERE run = ? GROUP BY name)), 0), coalesce((SELECT max(n) FROM responses WHERE run = ?), 0), ?, ?)`,
-    ).run(
-      n, at.seq, at.turn, at.nowMs, at.turnCount, at.turnEnd ? 1 : 0, at.gen, n, at.gen, n, n, n, at.position.agents.at(-1) ?? '', JSON.stringify(at.position.seenAgents),
-    );
+       SELECT n, ?, turn_count, ?, turn_count, ?, history_gen, history_n, history_length, state_n, response_n, ?, ? FROM runs WHERE n = ?`,
+    ).run(at.seq, at.nowMs, at.turnEnd ? 1 : 0, at.position.agents.at(-1) ?? '', JSON.stringify(at.position.seenAgents), n);
   }
 
   /** Whether the history at a checkpoint ends in a user or tool message, so that a model call can follow at once. */
@@ -309,8 +314,7 @@ export class RunStore {
 
   /** A resume's or fork's input is a checkpoint of its own (R79). */
   markCheckpoint(n: number, seq: number, nowMs: number, position: Position): void {
-    const row = this.#sql('SELECT turn_count, history_gen FROM runs WHERE n = ?').get(n) as { turn_count: number; history_gen: number };
-    this.#putCheckpoint(n, { seq, turn: row.turn_count, turnCount: row.turn_count, turnEnd: false, gen: row.history_gen, nowMs, position });
+    this.#putCheckpoint(n, { seq, turnEnd: false, nowMs, position });
   }
 
   /** The checkpoint at the end of a model turn, or the last one there is; turn 0 is the creation. */
@@ -422,11 +426,10 @@ export class RunStore {
   }
 
   #loadState(n: number): Pick<SavedState, 'instructions' | 'state'> {
-    const rows = this.#sql('SELECT name, body FROM state_values WHERE n IN (SELECT max(n) FROM state_values WHERE run = ? GROUP BY name)').all(n) as { name: string; body: string | null }[];
+    const rows = this.#sql('SELECT name, body FROM state_now WHERE run = ?').all(n) as { name: string; body: string }[];
     const state = new Map<string, string>();
     let instructions: SavedState['instructions'] = '';
     for (const { name, body } of rows) {
-      if (body === null) continue;
       if (name === 'instructions') instructions = z.union([z.string(), PromptSpecSchema]).parse(JSON.parse(body));
       else state.set(name.slice('state:'.length), body);
     }
@@ -435,7 +438,7 @@ export class RunStore {
 
   /** Removes a run and everything of it. */
   purge(n: number): void {
-    for (const table of ['run_docs', 'run_metadata', 'events', 'endings', 'history', 'responses', 'state_values', 'checkpoints', 'tool_calls', 'idempotency']) {
+    for (const table of ['run_docs', 'run_metadata', 'events', 'endings', 'history', 'responses', 'state_values', 'state_now', 'checkpoints', 'tool_calls', 'idempotency']) {
       this.#sql(`DELETE FROM ${table} WHERE run = ?`).run(n);
     }
     this.#sql('DELETE FROM runs WHERE n = ?').run(n);
