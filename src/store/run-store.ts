@@ -133,10 +133,10 @@ export class RunStore {
     ).run(n, source, checkpoint.history_gen, checkpoint.history_n);
     this.#sql('INSERT INTO state_now (run, name, body) SELECT run, name, body FROM state_values WHERE run = ?').run(n);
     this.#sql(
-      `UPDATE runs SET history_length = (SELECT count(*) FROM history WHERE run = ?1), response_count = (SELECT count(*) FROM responses WHERE run = ?1),
-         history_n = coalesce((SELECT max(n) FROM history WHERE run = ?1 AND gen = 0), 0), response_n = coalesce((SELECT max(n) FROM responses WHERE run = ?1), 0),
-         state_n = coalesce((SELECT max(n) FROM state_values WHERE run = ?1), 0) WHERE n = ?1`,
-    ).run(n);
+      `UPDATE runs SET history_length = (SELECT count(*) FROM history WHERE run = ?), response_count = (SELECT count(*) FROM responses WHERE run = ?),
+         history_n = coalesce((SELECT max(n) FROM history WHERE run = ? AND gen = 0), 0), response_n = coalesce((SELECT max(n) FROM responses WHERE run = ?), 0),
+         state_n = coalesce((SELECT max(n) FROM state_values WHERE run = ?), 0) WHERE n = ?`,
+    ).run(n, n, n, n, n, n);
   }
 
   insertEvents(n: number, firstSeq: number, lines: readonly string[]): void {
