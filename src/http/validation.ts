@@ -26,7 +26,7 @@ export interface PathFault {
 }
 
 /** Zod's issues as faults with JSON pointers below `prefix`. */
-export function faultsOf(issues: readonly Issue[], prefix = ''): FieldError[] {
+function faultsOf(issues: readonly Issue[], prefix = ''): FieldError[] {
   return pathFaults(issues).map(({ path, message }) => ({ pointer: pointer(prefix, path), message }));
 }
 
