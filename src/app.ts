@@ -30,6 +30,7 @@ import { Delegation } from './runtime/delegation.js';
 import { EventLog } from './runtime/event-log.js';
 import { Expiries } from './runtime/expiries.js';
 import { Recovery } from './runtime/recovery.js';
+import { Retention } from './runtime/retention.js';
 import { RunChanges } from './runtime/run-changes.js';
 import { RunScheduler } from './runtime/run-scheduler.js';
 import { RunViews } from './runtime/run-views.js';
@@ -224,6 +225,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     },
   });
   runtime.attach(recovery);
+  const retention = new Retention({ store, writer, log, now, runsDays: config.RETAIN_RUNS_DAYS, eventsDays: config.RETAIN_EVENTS_DAYS });
   await loadAgents({ agents, shims, models, folder: config.AGENTS_DIR, log });
   return {
     runtime,
@@ -231,9 +233,11 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     runCounts: () => ({ ...Object.fromEntries(reader.countByStatus()), active: scheduler.activeCount }),
     recover: () => {
       recovery.start();
+      retention.start();
     },
     drain: async () => runtime.drain(config.SHUTDOWN_GRACE_MS),
     close: async () => {
+      await retention.stop();
       await recovery.settled();
       shims.close();
       await models.close();

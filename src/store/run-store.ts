@@ -436,6 +436,20 @@ export class RunStore {
     return { instructions, state };
   }
 
+  /** Finished runs that ended before a time, oldest first; with `events` only those that still have some. */
+  endedBefore(ms: number, limit: number, events: boolean): RunRow[] {
+    const having = events ? 'AND oldest_seq <= last_seq' : '';
+    return this.#sql(`SELECT * FROM runs WHERE finished_at IS NOT NULL AND finished_at < ? ${having} ORDER BY finished_at LIMIT ?`)
+      .all(ms, limit)
+      .map((row) => RunRowSchema.parse(row));
+  }
+
+  /** Removes a finished run's events; a cursor into them is answered with what is left. */
+  pruneEvents(n: number): void {
+    this.#sql('DELETE FROM events WHERE run = ?').run(n);
+    this.#sql('UPDATE runs SET oldest_seq = last_seq + 1 WHERE n = ?').run(n);
+  }
+
   /** Removes a run and everything of it. */
   purge(n: number): void {
     for (const table of ['run_docs', 'run_metadata', 'events', 'endings', 'history', 'responses', 'state_values', 'state_now', 'checkpoints', 'tool_calls', 'idempotency']) {
