@@ -216,6 +216,7 @@ export class ServerProcess {
     return {
       PATH,
       HOME,
+      NODE_ENV: 'production', // or it would read a .env of the checkout
       HOST: '127.0.0.1',
       DATA_DIR: this.dataDir,
       ...(shimsDir === undefined ? {} : { SHIMS_DIR: shimsDir }),
