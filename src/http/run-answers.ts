@@ -33,10 +33,10 @@ export class RunAnswers {
     options: { readonly cancelWhenGone: boolean },
   ): Promise<unknown> {
     const { request, reply } = exchange;
-    const onGone = options.cancelWhenGone ? this.#canceller(request, change.run.id) : undefined;
-    locate(reply, change.run);
+    const onGone = options.cancelWhenGone ? this.#canceller(request, change.runId) : undefined;
+    locate(reply, change.runId);
     if (wantsEventStream(request.headers.accept)) return this.#stream(exchange, change, onGone);
-    const waited = await this.#waited(exchange, change.run.id, onGone);
+    const waited = await this.#waited(exchange, change.runId, onGone);
     reply.code(waited === undefined || ACTIVE_STATUSES.has(waited.status) ? 202 : 200);
     return waited ?? change.run;
   }
@@ -44,20 +44,22 @@ export class RunAnswers {
   /** After a cancel: 200 once the run is over, clean-up included, else 202; or its events from `run.cancelling` on. */
   async cancelled(exchange: Exchange, change: RunChange): Promise<unknown> {
     const { request, reply } = exchange;
-    locate(reply, change.run);
+    locate(reply, change.runId);
     if (wantsEventStream(request.headers.accept)) return this.#stream(exchange, change, undefined);
-    const run = (await this.#waited(exchange, change.run.id)) ?? change.run;
+    const run = (await this.#waited(exchange, change.runId)) ?? change.run;
     reply.code(TERMINAL_STATUSES.has(run.status) ? 200 : 202);
     return run;
   }
 
   /** A run as it is, or as it is once its attempt ended or the wait was over. Always 200: it was asked for, not begun. */
-  async current(exchange: Exchange, runId: string): Promise<Run> {
+  async current(exchange: Exchange, runId: string): Promise<FastifyReply> {
+    const { request, reply } = exchange;
+    const caller = callerOf(request);
     // Not found must be said at once, not after the wait.
-    const run = this.#deps.runtime.getRun(runId, callerOf(exchange.request));
-    const waited = (await this.#waited(exchange, runId)) ?? run;
-    exchange.reply.header('etag', `"${waited.version}"`);
-    return waited;
+    let current = this.#deps.runtime.getRunJson(runId, caller);
+    if ((await this.#waited(exchange, runId)) !== undefined) current = this.#deps.runtime.getRunJson(runId, caller);
+    // The text as it was read: whoever polls should not pay for parsing and printing it again.
+    return reply.header('etag', `"${current.version}"`).type('application/json; charset=utf-8').send(current.json);
   }
 
   /** The run's events after a cursor, to the end of the run. */
@@ -66,7 +68,7 @@ export class RunAnswers {
   }
 
   #stream(exchange: Exchange, change: RunChange, onGone: (() => void) | undefined): FastifyReply {
-    const options = { runId: change.run.id, after: change.after, endsAt: 'attempt' } as const;
+    const options = { runId: change.runId, after: change.after, endsAt: 'attempt' } as const;
     return this.#send(exchange, onGone === undefined ? options : { ...options, onGone });
   }
 
@@ -106,7 +108,7 @@ export class RunAnswers {
 }
 
 /** Where the run is, for whoever gets it in answer to something else than its own GET. */
-export function locate(reply: FastifyReply, run: Run): void {
-  const path = `/v1/runs/${run.id}`;
+export function locate(reply: FastifyReply, runId: string): void {
+  const path = `/v1/runs/${runId}`;
   reply.header('location', path).header('content-location', path);
 }

@@ -220,7 +220,7 @@ export const runRoutes: FastifyPluginAsyncZod<RunRoutesOptions> = async (app, { 
     },
     async (request, reply) => {
       const { run } = await runtime.forkRun(request.params.id, request.body, callerOf(request));
-      locate(reply, run);
+      locate(reply, run.id);
       reply.code(201);
       return run;
     },

@@ -53,6 +53,8 @@ export interface Page<T> {
 
 /** What a change of a run answers with, and the seq before its first event, from which its stream begins. */
 export interface RunChange {
+  readonly runId: string;
+  /** The run as it is when it is asked for. */
   readonly run: Run;
   readonly after: number;
 }
@@ -69,6 +71,8 @@ export interface AgentRuntime {
 
   /** @throws RunNotFoundError, also for another key's run */
   getRun(runId: string, caller: Caller): Run;
+  /** The same as JSON text, for those who only pass it on. */
+  getRunJson(runId: string, caller: Caller): { readonly json: string; readonly version: number };
   /** Waits until the attempt that is going on has ended (or waits), at most so long; the run goes on either way. */
   waitForRun(runId: string, caller: Caller, options: { readonly timeoutMs: number; readonly signal: AbortSignal }): Promise<Run>;
   listRuns(filter: RunFilter, caller: Caller): Page<Run>;

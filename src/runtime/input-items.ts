@@ -13,8 +13,8 @@ export function itemsOf(input: JsonValue): HistoryItem[] {
 
 function itemOf(item: JsonValue): HistoryItem {
   if (typeof item !== 'object' || item === null || Array.isArray(item)) return copyItem(item);
-  const fields = item as { readonly internal?: { readonly message?: unknown; readonly origin?: unknown; readonly ephemeral?: unknown } };
-  if (typeof fields.internal === 'object') {
+  const fields = item as { readonly internal?: null | { readonly message?: unknown; readonly origin?: unknown; readonly ephemeral?: unknown } };
+  if (typeof fields.internal === 'object' && fields.internal !== null) {
     const { message, origin, ephemeral } = fields.internal;
     const parsed = MessageSchema.safeParse(typeof message === 'string' ? { role: 'user', content: message } : message);
     if (parsed.success && typeof origin === 'string') return copyItem(internalMessage(parsed.data as Message, { origin, ephemeral: ephemeral === true }));

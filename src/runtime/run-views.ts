@@ -34,6 +34,11 @@ export class RunViews {
     return this.#deps.reader.run(this.row(runId, caller));
   }
 
+  json(runId: string, caller: Caller): { readonly json: string; readonly version: number } {
+    const row = this.row(runId, caller);
+    return { json: this.#deps.reader.json(row), version: row.version };
+  }
+
   /** Resolves when the run is neither queued nor driven, or after the time; rejects when the signal aborts. */
   async wait(runId: string, caller: Caller, options: { readonly timeoutMs: number; readonly signal: AbortSignal }): Promise<Run> {
     await this.until(runId, () => !isActive(this.row(runId, caller)), options);
@@ -67,8 +72,8 @@ export class RunViews {
       agent: filter.agent,
       status: filter.status,
       metadata: filter.metadata,
-      createdAfterMs: timeOf(filter.createdAfter, '/createdAfter'),
-      createdBeforeMs: timeOf(filter.createdBefore, '/createdBefore'),
+      createdAfterMs: timeOf(filter.createdAfter, '/query/createdAfter'),
+      createdBeforeMs: timeOf(filter.createdBefore, '/query/createdBefore'),
       parent: filter.parent,
       before: cursorOf(filter.cursor),
       limit: filter.limit + 1,
@@ -115,7 +120,7 @@ export class RunViews {
   events(runId: string, caller: Caller, page: { readonly after: number; readonly limit: number }): { readonly data: readonly LifecycleEvent[]; readonly lastSeq: number } {
     const row = this.row(runId, caller);
     if (page.after > row.last_seq) {
-      throw new InvalidCursorError({ detail: `The cursor ${page.after} is beyond the run's last seq ${row.last_seq}.`, errors: [{ pointer: '/after', message: `at most ${row.last_seq}` }] });
+      throw new InvalidCursorError({ detail: `The cursor ${page.after} is beyond the run's last seq ${row.last_seq}.`, errors: [{ pointer: '/query/after', message: `at most ${row.last_seq}` }] });
     }
     if (page.after + 1 < row.oldest_seq) throw new CursorExpiredError(row.oldest_seq);
     return { data: page.limit === 0 ? [] : this.#deps.eventLog.readEvents(runId, page.after, page.limit), lastSeq: row.last_seq };
@@ -142,7 +147,7 @@ function pageOf<R, T>(rows: readonly R[], limit: number, keyOf: (row: R) => numb
 
 function cursorOf(cursor: string | undefined): number | undefined {
   if (cursor === undefined) return undefined;
-  if (!/^\d{1,15}$/.test(cursor)) throw new InvalidCursorError({ detail: `The cursor ${JSON.stringify(cursor)} is none of ours.`, errors: [{ pointer: '/cursor', message: 'take it from nextCursor' }] });
+  if (!/^\d{1,15}$/.test(cursor)) throw new InvalidCursorError({ detail: `The cursor ${JSON.stringify(cursor)} is none of ours.`, errors: [{ pointer: '/query/cursor', message: 'take it from nextCursor' }] });
   return Number(cursor);
 }
 

@@ -126,7 +126,7 @@ export class Runtime implements AgentRuntime {
         this.#publishWritten(made.claimed.written);
         scheduler.drive(this.#startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
       }
-      return { run: this.getRun(id, caller), after: 0, replayed: false };
+      return Object.assign(this.#change(id, caller, 0), { replayed: false });
     } catch (error) {
       if (hasSlot && scheduler.worker(id) === undefined) scheduler.release();
       throw error;
@@ -141,7 +141,7 @@ export class Runtime implements AgentRuntime {
 
   #replay(found: { readonly id: string; readonly bodyHash: string }, owner: string, request: StartRun): RunChange & { readonly replayed: boolean } {
     if (found.bodyHash !== this.#bodyHash(request)) throw new IdempotencyMismatchError();
-    return { run: this.getRun(found.id, { key: owner === '' ? null : owner }), after: 0, replayed: true };
+    return Object.assign(this.#change(found.id, { key: owner === '' ? null : owner }, 0), { replayed: true });
   }
 
   #bodyHash({ idempotencyKey: _key, ...body }: StartRun): string {
@@ -171,7 +171,9 @@ export class Runtime implements AgentRuntime {
         if (hasSlot) scheduler.release();
         if (resumed.starts) scheduler.enqueue(runId);
       }
-      return { run: this.getRun(runId, { key: owner === '' ? null : owner }), after: resumed.lastSeq - resumed.lines.length };
+      // Where other decisions are still awaited no attempt begins: a stream then shows the wait itself.
+      const after = resumed.starts ? resumed.lastSeq - resumed.lines.length : resumed.lastSeq - 1;
+      return this.#change(runId, { key: owner === '' ? null : owner }, after);
     } catch (error) {
       if (hasSlot && scheduler.worker(runId) === undefined) scheduler.release();
       throw error;
@@ -181,13 +183,13 @@ export class Runtime implements AgentRuntime {
   async cancelRun(runId: string, caller: Caller): Promise<RunChange> {
     const { writer, changes, scheduler } = this.#deps;
     const before = this.#deps.views.row(runId, caller);
-    if (isOver(before)) return { run: this.getRun(runId, caller), after: before.last_seq - 1 };
+    if (isOver(before)) return this.#change(runId, caller, before.last_seq - 1);
     const cancelled = await writer.run(() => changes.cancel(runId, ownerOf(caller)));
     this.#publishWritten(cancelled);
     if (isOver(cancelled.row)) scheduler.dequeue(runId);
     if (cancelled.tellWorker) scheduler.worker(runId)?.cancel(this.#deps.now());
     const after = cancelled.lines.length === 0 && isOver(cancelled.row) ? cancelled.lastSeq - 1 : cancelled.lastSeq - cancelled.lines.length;
-    return { run: this.getRun(runId, caller), after };
+    return this.#change(runId, caller, after);
   }
 
   async forkRun(runId: string, request: { readonly turn?: number | undefined; readonly input?: JsonValue | undefined; readonly agent?: string | undefined }, caller: Caller): Promise<RunChange> {
@@ -219,7 +221,7 @@ export class Runtime implements AgentRuntime {
     });
     this.#publish(id, 1, lines);
     scheduler.enqueue(id);
-    return { run: this.getRun(id, caller), after: 0 };
+    return this.#change(id, caller, 0);
   }
 
   #agentOf(row: RunRow, name: string): StoredAgent | undefined {
@@ -233,6 +235,19 @@ export class Runtime implements AgentRuntime {
     });
   }
 
+  /** The answer to a change; the run is read only if somebody looks at it (a stream does not). */
+  #change(runId: string, caller: Caller, after: number): RunChange {
+    const read = (): Run => this.getRun(runId, caller);
+    return {
+      runId,
+      after,
+      get run() {
+        return read();
+      },
+    };
+  }
+
+  getRunJson: AgentRuntime['getRunJson'] = (runId, caller) => this.#deps.views.json(runId, caller);
   getRun(runId: string, caller: Caller): Run {
     return this.#deps.views.run(runId, caller);
   }

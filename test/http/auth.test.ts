@@ -40,9 +40,9 @@ it.each(['Bearer key-a', 'bearer key-a', 'BEARER  key-a'])('takes %j', async (au
 it('tells the runtime whose key it was', async () => {
   const { app, runtime } = await testApp(KEYS);
   const callers: unknown[] = [];
-  runtime.getRun = (...args: readonly unknown[]) => {
+  runtime.getRunJson = (...args: readonly unknown[]) => {
     callers.push(args[1]);
-    return runtime.run;
+    return { json: '{}', version: 1 };
   };
   for (const key of ['key-a', 'key-b'])
     await app.inject({ url: '/v1/runs/run-1', headers: { authorization: `Bearer ${key}` } });

@@ -51,19 +51,19 @@ export class FakeRuntime implements AgentRuntime {
   async startRun(request: StartRun): ReturnType<AgentRuntime['startRun']> {
     this.calls.push(['startRun', request]);
     if (this.failure !== undefined) throw this.failure;
-    return { run: this.run, after: 0, replayed: this.replayed };
+    return { runId: this.run.id, run: this.run, after: 0, replayed: this.replayed };
   }
   async resumeRun(runId: string, request: ResumeRun): ReturnType<AgentRuntime['resumeRun']> {
     this.calls.push(['resumeRun', runId, request]);
-    return { run: this.run, after: 3 };
+    return { runId: this.run.id, run: this.run, after: 3 };
   }
   async cancelRun(runId: string): ReturnType<AgentRuntime['cancelRun']> {
     this.calls.push(['cancelRun', runId]);
-    return { run: this.run, after: 3 };
+    return { runId: this.run.id, run: this.run, after: 3 };
   }
   async forkRun(runId: string, request: unknown): ReturnType<AgentRuntime['forkRun']> {
     this.calls.push(['forkRun', runId, request]);
-    return { run: { ...this.run, id: 'run-2' }, after: 0 };
+    return { runId: 'run-2', run: { ...this.run, id: 'run-2' }, after: 0 };
   }
   async purgeRun(runId: string): Promise<void> {
     this.calls.push(['purgeRun', runId]);
@@ -72,9 +72,14 @@ export class FakeRuntime implements AgentRuntime {
     if (runId !== this.run.id) throw new RunNotFoundError(runId);
     return this.run;
   }
+  getRunJson(runId: string): { json: string; version: number } {
+    const run = this.getRun(runId);
+    return { json: JSON.stringify(run), version: run.version };
+  }
   async waitForRun(...[runId, , { timeoutMs, signal }]: Parameters<AgentRuntime['waitForRun']>): Promise<Run> {
     this.calls.push(['waitForRun', runId, timeoutMs]);
-    return this.waited(signal);
+    this.run = await this.waited(signal);
+    return this.run;
   }
   listRuns(filter: RunFilter): ReturnType<AgentRuntime['listRuns']> {
     this.calls.push(['listRuns', filter]);
