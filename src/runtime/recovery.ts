@@ -82,11 +82,6 @@ export class Recovery {
         this.#publish(await writer.run(() => changes.endCancelled(row, false)));
         return;
       case 'running':
-        if (row.crashes >= MAX_CRASHES) {
-          const message = `The server died ${row.crashes} times on this run without progress; it was given up.`;
-          this.#publish(await writer.run(() => changes.endFailed(row, { code: 'crash_loop', message })));
-          return;
-        }
         await this.#deps.recover(row.id, 'outside');
         return;
       case 'completed':

@@ -22,7 +22,7 @@ import { eventLine, withSeqs, type Ancestor } from './run-journal.js';
 import type { RunScheduler } from './run-scheduler.js';
 import { isOver, ownerOf, type RunViews } from './run-views.js';
 import type { AttemptStart } from './run-worker.js';
-import { interruptedModelCall, type Recovery } from './recovery.js';
+import { interruptedModelCall, MAX_CRASHES, type Recovery } from './recovery.js';
 import type { Expiries } from './expiries.js';
 import type { ShimLoader } from './shim-loader.js';
 
@@ -339,10 +339,14 @@ export class Runtime implements AgentRuntime {
 
   /** Goes on with a run whose process died: a new epoch, `run.recovered`, and the loop from the last checkpoint. */
   async recover(runId: string, slot: 'reserved' | 'outside', shims?: readonly NamedShim[]): Promise<void> {
-    const { store, writer, now, scheduler, agents } = this.#deps;
+    const { store, writer, changes, now, scheduler, agents } = this.#deps;
     const claimed = await writer.run(() => {
       const row = store.find(runId);
       if (row?.status !== 'running') return undefined;
+      if (row.crashes >= MAX_CRASHES) {
+        const message = `The server died ${row.crashes} times on this run without progress; it was given up.`;
+        return { row, epoch: undefined, written: changes.endFailed(row, { code: 'crash_loop', message }) };
+      }
       const nowMs = now();
       const { epoch } = store.takeLease(row.n, nowMs);
       store.raiseRecoveries(row.n);
@@ -351,11 +355,16 @@ export class Runtime implements AgentRuntime {
     });
     if (claimed === undefined) return;
     this.#publishWritten(claimed.written);
-    const request = store.request(claimed.row.n);
-    const resolver = agents.resolver({ agent: claimed.row.agent, version: claimed.row.agent_version }, request);
-    const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(claimed.row.n, 64));
-    const options = { saved: store.load(claimed.row.n), request, recovered: true, interruptedModelCallId };
-    scheduler.drive(this.#startOf(claimed, { ...options, agent: withShims(resolver, claimed.row.agent, shims) }), slot);
+    const { row, epoch } = claimed;
+    if (epoch === undefined) {
+      this.#recovery?.endOrphans(row);
+      return;
+    }
+    const request = store.request(row.n);
+    const resolver = agents.resolver({ agent: row.agent, version: row.agent_version }, request);
+    const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(row.n, 64));
+    const options = { saved: store.load(row.n), request, recovered: true, interruptedModelCallId };
+    scheduler.drive(this.#startOf({ row, epoch }, { ...options, agent: withShims(resolver, row.agent, shims) }), slot);
   }
 
   /** Drives a child run that nobody drives: a new one, or one that a crash or a wait had left. */
