@@ -37,13 +37,29 @@ module.exports = {
     layer('store-knows-the-domain-only', '^src/store/', [errors, ...folder('agent', 'store')]),
     layer('runtime-knows-no-http', '^src/runtime/', [errors, ...folder('agent', 'store', 'runtime')]),
     layer('http-talks-to-the-runtime', '^src/http/', [errors, ...folder('agent', 'runtime', 'http')]),
+    layer('testing-reads-shims-as-the-runtime', '^src/testing/', [
+      ...folder('agent', 'testing'),
+      '^src/runtime/shim-definition\\.ts$',
+    ]),
+    {
+      name: 'testing-is-for-authors',
+      comment: 'The kit is a public entry of its own; the program runs without it.',
+      severity: 'error',
+      from: { path: '^(src|shims)/', pathNot: '^src/testing(\\.ts$|/)' },
+      to: { path: '^src/testing(\\.ts$|/)' },
+    },
     {
       name: 'src-files-have-a-place',
       comment: 'A file directly in src/ is an entry, the errors or the config; a new folder needs a rule here first.',
       severity: 'error',
       from: {
         path: '^src/',
-        pathNot: [entry, errors, '^src/config\\.ts$', ...folder('agent', 'models', 'store', 'runtime', 'http')],
+        pathNot: [
+          entry,
+          errors,
+          '^src/config\\.ts$',
+          ...folder('agent', 'models', 'store', 'runtime', 'http', 'testing'),
+        ],
       },
       to: {},
     },
@@ -117,7 +133,7 @@ module.exports = {
     {
       name: 'no-dev-dependencies-in-the-program',
       severity: 'error',
-      from: { path: '^(src|shims)/', pathNot: '^src/testing\\.ts$' },
+      from: { path: '^(src|shims)/', pathNot: '^src/testing/' },
       to: { dependencyTypes: ['npm-dev'], dependencyTypesNot: ['type-only'], pathNot: 'node_modules/@types/' },
     },
   ],
