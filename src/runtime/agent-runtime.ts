@@ -57,6 +57,8 @@ export interface RunChange {
   /** The run as it is when it is asked for. */
   readonly run: Run;
   readonly after: number;
+  /** A cancel was taken by a run that was not over yet, even if it is now, because nothing had to be cleaned up. */
+  readonly taken?: boolean;
 }
 
 /** The one object that HTTP talks to. */

@@ -10,6 +10,8 @@ export interface EventBatch {
 export interface Watcher {
   /** A batch was committed; it is a hint and the bytes for whoever is up to date, the log is the truth. */
   onBatch(batch: EventBatch): void;
+  /** What `onBatch` threw, e.g. that the log cannot be read now. */
+  onFault(error: unknown): void;
 }
 
 /** Bytes of a page that is read from the log at once, so that a slow reader costs little. */
@@ -31,7 +33,14 @@ export class EventLog {
   publish(runId: string, batch: EventBatch): void {
     const watchers = this.#watchers.get(runId);
     if (watchers === undefined || batch.lines.length === 0) return;
-    for (const watcher of [...watchers]) watcher.onBatch(batch);
+    for (const watcher of [...watchers]) {
+      try {
+        watcher.onBatch(batch);
+      } catch (error) {
+        // The commit stands whatever one watcher makes of it, and the others must hear of it.
+        watcher.onFault(error);
+      }
+    }
   }
 
   /** @returns the way to stop watching */
@@ -48,6 +57,15 @@ export class EventLog {
   /** Committed events after a cursor, at least one if there is any, about 256 KiB at most. */
   readLines(runId: string, after: number): readonly string[] {
     return this.#reader.lines(runId, after, PAGE_BYTES);
+  }
+
+  /** The seq of a run's newest event of a type. */
+  lastSeqOf(runId: string, type: string): number | undefined {
+    for (const { lastSeq, lines } of this.#reader.newest(runId)) {
+      const at = lines.findLastIndex((line) => typeOfLine(line) === type);
+      if (at >= 0) return lastSeq - lines.length + 1 + at;
+    }
+    return undefined;
   }
 
   readEvents(runId: string, after: number, limit: number): LifecycleEvent[] {

@@ -3,7 +3,7 @@ import type { Logger } from '../agent/tools.js';
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { Writer } from '../store/writer.js';
-import { typeOfLine, type EventLog } from './event-log.js';
+import type { EventLog } from './event-log.js';
 import type { Expiries } from './expiries.js';
 import type { RunChanges, Written } from './run-changes.js';
 import { withSeqs } from './run-journal.js';
@@ -94,21 +94,4 @@ export class Recovery {
   #publish({ row, lines, lastSeq }: Written): void {
     this.#deps.eventLog.publish(row.id, { firstSeq: lastSeq - lines.length + 1, lines: withSeqs(lines, lastSeq) });
   }
-}
-
-/**
- * The model call that a crash interrupted after its deltas had been sent: the next one says that it replaces it.
- * @param bodies the newest rows of the log, newest first
- */
-export function interruptedModelCall(bodies: readonly string[]): string | undefined {
-  for (const body of bodies) {
-    for (const line of body.split('\n').toReversed()) {
-      const type = typeOfLine(line);
-      const event = (): { readonly modelCallId?: string; readonly replaces?: string } => JSON.parse(line) as { modelCallId?: string; replaces?: string };
-      if (type === 'model.delta') return event().modelCallId;
-      if (type === 'model.started') return event().replaces;
-      if (type === 'model.completed' || type === 'turn.completed' || type === 'run.started' || type === 'run.resumed') return undefined;
-    }
-  }
-  return undefined;
 }

@@ -8,6 +8,7 @@ import { InputRequiredError, RunActiveError, RunNotFoundError, StaleInterruption
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { ResumeRun } from './agent-runtime.js';
+import { partialText, TAIL_ROWS } from './log-tail.js';
 import { eventLine } from './run-journal.js';
 
 /** Events that a change wrote outside an attempt, to be published after its commit. */
@@ -172,7 +173,7 @@ export class RunChanges {
     }
     this.#store.dropEphemeral(n);
     const cancellation = { requestedAt: new Date(nowMs).toISOString(), inFlight, cleanupMs: 0 };
-    const partialOutput = null;
+    const partialOutput = partialText(this.#store.lastEventBodies(n, TAIL_ROWS));
     events.push({ type: 'run.cancelled', cancellation, partialOutput });
     const lines = events.map((event) => eventLine(event, row, nowMs));
     const lastSeq = this.#store.addEvents(n, lines, nowMs);
@@ -184,9 +185,10 @@ export class RunChanges {
   /** Ends a run that nobody drives as failed. */
   endFailed(row: RunRow, error: { readonly code: 'crash_loop' | 'internal'; readonly message: string }): Written {
     const nowMs = this.#now();
-    const lines = [eventLine({ type: 'run.failed', error, partialOutput: null }, row, nowMs)];
+    const partialOutput = partialText(this.#store.lastEventBodies(row.n, TAIL_ROWS));
+    const lines = [eventLine({ type: 'run.failed', error, partialOutput }, row, nowMs)];
     const lastSeq = this.#store.addEvents(row.n, lines, nowMs);
-    this.#store.applyEnd(row.n, { status: 'failed', error, partialOutput: null }, { seq: lastSeq, attempt: row.attempt, nowMs });
+    this.#store.applyEnd(row.n, { status: 'failed', error, partialOutput }, { seq: lastSeq, attempt: row.attempt, nowMs });
     return { row: this.owned(row.id, row.owner), lines, lastSeq };
   }
 
@@ -209,7 +211,7 @@ export function assertVersion(row: RunRow, ifMatch: string | undefined): void {
 function restarted(position: Position): Position {
   const agent = position.agents.at(-1) ?? '';
   const fresh = firstPosition(agent);
-  return { ...fresh, seenAgents: position.seenAgents, ...(position.at === 'tools' ? { deferred: position.deferred } : {}) };
+  return { ...fresh, seenAgents: position.seenAgents, ...(position.at === 'tools' ? { deferred: position.deferred, openTurn: position.openTurn } : {}) };
 }
 
 function decisionOf(answer: NonNullable<ResumeRun['decisions']>[number]): Decision {

@@ -69,7 +69,8 @@ export class RunScheduler {
     worker.done.then(
       () => {
         if (slot === 'outside') this.#outside -= 1;
-        this.#workers.delete(worker.runId);
+        // A resume may have begun the next attempt while this one's sessions were disposed of.
+        if (this.#workers.get(worker.runId) === worker) this.#workers.delete(worker.runId);
         this.#onDone(worker.runId);
         this.#pump();
       },

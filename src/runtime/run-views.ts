@@ -15,6 +15,9 @@ export interface RunViewsDeps {
   readonly eventLog: EventLog;
 }
 
+/** When a store that could not be read is tried again, in milliseconds. */
+const LOOK_AGAIN_MS = 250;
+
 /** Runs as their owners see them: rows, state, checkpoints, effects, events. Another key's run is not found. */
 export class RunViews {
   readonly #deps: RunViewsDeps;
@@ -48,9 +51,11 @@ export class RunViews {
   async until(runId: string, holds: () => boolean, { timeoutMs, signal }: { readonly timeoutMs?: number; readonly signal: AbortSignal }): Promise<void> {
     if (holds()) return;
     await new Promise<void>((resolve) => {
+      let again: NodeJS.Timeout | undefined;
       const finish = (): void => {
         unwatch();
         clearTimeout(timer);
+        clearTimeout(again);
         signal.removeEventListener('abort', finish);
         resolve();
       };
@@ -58,10 +63,23 @@ export class RunViews {
         onBatch: () => {
           if (holds()) finish();
         },
+        // The store cannot be read now, and there may be no further batch to look again at.
+        onFault: () => {
+          clearTimeout(again);
+          again = setTimeout(look, LOOK_AGAIN_MS);
+        },
       });
+      const look = (): void => {
+        try {
+          if (holds()) finish();
+        } catch {
+          again = setTimeout(look, LOOK_AGAIN_MS);
+        }
+      };
       const timer = timeoutMs === undefined ? undefined : setTimeout(finish, timeoutMs);
       signal.addEventListener('abort', finish, { once: true });
-      if (signal.aborted || holds()) finish();
+      if (signal.aborted) finish();
+      else look();
     });
   }
 

@@ -22,7 +22,8 @@ import { eventLine, withSeqs, type Ancestor } from './run-journal.js';
 import type { RunScheduler } from './run-scheduler.js';
 import { isOver, ownerOf, type RunViews } from './run-views.js';
 import type { AttemptStart } from './run-worker.js';
-import { interruptedModelCall, MAX_CRASHES, type Recovery } from './recovery.js';
+import { interruptedModelCall, TAIL_ROWS } from './log-tail.js';
+import { MAX_CRASHES, type Recovery } from './recovery.js';
 import type { Expiries } from './expiries.js';
 import type { ShimLoader } from './shim-loader.js';
 
@@ -91,7 +92,7 @@ export class Runtime implements AgentRuntime {
     const id = newId();
     const hasSlot = scheduler.reserve();
     try {
-      if (!hasSlot && scheduler.queuedCount >= this.#deps.maxQueuedRuns) throw new QueueFullError(scheduler.queuedCount);
+      this.#assertRoom(hasSlot);
       const made = await writer.run(() => {
         const found = request.idempotencyKey === undefined ? undefined : store.findByKey(owner, request.idempotencyKey);
         if (found !== undefined) return { found };
@@ -124,7 +125,7 @@ export class Runtime implements AgentRuntime {
         const saved = newState(request.agent, instance.descriptor.instructions, items);
         const resolver = this.#deps.agents.resolver({ agent: request.agent, version: stored.version }, doc);
         this.#publishWritten(made.claimed.written);
-        scheduler.drive(this.#startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
+        this.#drive(this.#startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
       }
       return Object.assign(this.#change(id, caller, 0), { replayed: false });
     } catch (error) {
@@ -161,12 +162,14 @@ export class Runtime implements AgentRuntime {
     try {
       const { resumed, claimed } = await writer.run(() => {
         const taken = changes.resume(runId, owner, request, items);
+        // Thrown inside the transaction: what was taken is undone.
+        if (taken.starts) this.#assertRoom(hasSlot);
         return { resumed: taken, claimed: taken.starts && hasSlot ? this.#claim(runId) : undefined };
       });
       this.#publishWritten(resumed);
       if (claimed !== undefined) {
         this.#publishWritten(claimed.written);
-        scheduler.drive(this.#startLoaded(claimed), 'reserved');
+        this.#drive(this.#startLoaded(claimed), 'reserved');
       } else {
         if (hasSlot) scheduler.release();
         if (resumed.starts) scheduler.enqueue(runId);
@@ -187,9 +190,36 @@ export class Runtime implements AgentRuntime {
     const cancelled = await writer.run(() => changes.cancel(runId, ownerOf(caller)));
     this.#publishWritten(cancelled);
     if (isOver(cancelled.row)) scheduler.dequeue(runId);
-    if (cancelled.tellWorker) scheduler.worker(runId)?.cancel(this.#deps.now());
-    const after = cancelled.lines.length === 0 && isOver(cancelled.row) ? cancelled.lastSeq - 1 : cancelled.lastSeq - cancelled.lines.length;
-    return this.#change(runId, caller, after);
+    if (cancelled.tellWorker) await this.#stopWorker(runId);
+    return { ...this.#change(runId, caller, this.#cancelSeen(cancelled)), taken: !isOver(before) };
+  }
+
+  /** The seq before the first event that a stream of a cancel shows: `run.cancelling`, also for one that comes second. */
+  #cancelSeen({ row, lines, lastSeq }: Written): number {
+    if (lines.length > 0) return lastSeq - lines.length;
+    if (isOver(row)) return lastSeq - 1;
+    const announced = row.status === 'cancelling' ? this.#deps.eventLog.lastSeqOf(row.id, 'run.cancelling') : undefined;
+    return announced === undefined ? lastSeq : announced - 1;
+  }
+
+  /** Whoever is about to drive the run finds it cancelled; while the server drains nobody will, so it ends here. */
+  async #stopWorker(runId: string): Promise<void> {
+    const { writer, store, changes, scheduler, now } = this.#deps;
+    const worker = scheduler.worker(runId);
+    if (worker !== undefined) worker.cancel(now());
+    if (worker !== undefined || !this.#draining) return;
+    const ended = await writer.run(() => {
+      const row = store.find(runId);
+      return row?.status === 'cancelling' ? changes.endCancelled(row, false) : undefined;
+    });
+    if (ended !== undefined) this.#publishWritten(ended);
+  }
+
+  /** Has an attempt driven; a cancel that was committed between the claim and now had nobody to tell. */
+  #drive(start: AttemptStart, slot: 'reserved' | 'outside'): void {
+    const { scheduler, store, now } = this.#deps;
+    const worker = scheduler.drive(start, slot);
+    if (store.isCancelling(start.row.n)) worker.cancel(now());
   }
 
   async forkRun(runId: string, request: { readonly turn?: number | undefined; readonly input?: JsonValue | undefined; readonly agent?: string | undefined }, caller: Caller): Promise<RunChange> {
@@ -201,7 +231,7 @@ export class Runtime implements AgentRuntime {
     const name = request.agent ?? checkpoint.agent;
     const stored = request.agent === undefined ? this.#agentOf(source, name) : agents.find(name);
     if (stored === undefined) throw new ValidationError(`There is no agent ${JSON.stringify(name)}.`, [{ pointer: '/agent', message: 'names no saved agent' }]);
-    const doc: RequestDoc = { ...store.request(source.n), ...(request.input === undefined ? {} : { input: request.input }), helper: undefined };
+    const doc: RequestDoc = { ...store.request(source.n), ...(request.input === undefined ? {} : { input: shownInput(request.input) }), helper: undefined };
     const items = request.input === undefined ? [] : itemsOf(request.input);
     if (items.length === 0 && !store.endsOpen(source.n, checkpoint)) {
       throw new InputRequiredError({ detail: 'The history ends with an answer there: a fork needs an input.', errors: [{ pointer: '/input', message: 'required' }] });
@@ -293,6 +323,12 @@ export class Runtime implements AgentRuntime {
     if (this.#draining) throw new DrainingError();
   }
 
+  /** @throws QueueFullError */
+  #assertRoom(hasSlot: boolean): void {
+    const { queuedCount } = this.#deps.scheduler;
+    if (!hasSlot && queuedCount >= this.#deps.maxQueuedRuns) throw new QueueFullError(queuedCount);
+  }
+
   /** Makes a queued run a running one: inside a transaction. */
   #claim(runId: string): Claimed | undefined {
     const { store, now } = this.#deps;
@@ -342,6 +378,8 @@ export class Runtime implements AgentRuntime {
     const { store, writer, changes, now, scheduler, agents } = this.#deps;
     const claimed = await writer.run(() => {
       const row = store.find(runId);
+      // A cancel came before its recovery: nobody drives it any more.
+      if (row?.status === 'cancelling') return { row, epoch: undefined, written: changes.endCancelled(row, false) };
       if (row?.status !== 'running') return undefined;
       if (row.crashes >= MAX_CRASHES) {
         const message = `The server died ${row.crashes} times on this run without progress; it was given up.`;
@@ -362,9 +400,9 @@ export class Runtime implements AgentRuntime {
     }
     const request = store.request(row.n);
     const resolver = agents.resolver({ agent: row.agent, version: row.agent_version }, request);
-    const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(row.n, 64));
+    const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(row.n, TAIL_ROWS));
     const options = { saved: store.load(row.n), request, recovered: true, interruptedModelCallId };
-    scheduler.drive(this.#startOf({ row, epoch }, { ...options, agent: withShims(resolver, row.agent, shims) }), slot);
+    this.#drive(this.#startOf({ row, epoch }, { ...options, agent: withShims(resolver, row.agent, shims) }), slot);
   }
 
   /** Drives a child run that nobody drives: a new one, or one that a crash or a wait had left. */
@@ -378,7 +416,7 @@ export class Runtime implements AgentRuntime {
     const request = store.request(row.n);
     const resolver = agents.resolver({ agent: row.agent, version: row.agent_version }, request);
     const saved = store.load(row.n);
-    scheduler.drive(this.#startOf(claimed, { saved, request, recovered: saved.position.at === 'tools', agent: withShims(resolver, row.agent, shims) }), 'outside');
+    this.#drive(this.#startOf(claimed, { saved, request, recovered: saved.position.at === 'tools', agent: withShims(resolver, row.agent, shims) }), 'outside');
   }
 
   #ancestorsOf(row: RunRow): Ancestor[] {
@@ -436,7 +474,16 @@ function withShims(resolver: AgentResolver, own: string, shims: readonly NamedSh
 }
 
 function requestDoc({ input, metadata, values, limits, shims }: StartRun): RequestDoc {
-  return { input, metadata: { ...metadata }, values: { ...values } as RequestDoc['values'], limits: { ...limits } as RequestDoc['limits'], shims: structuredClone(shims) as RequestDoc['shims'] };
+  return { input: shownInput(input), metadata: { ...metadata }, values: { ...values } as RequestDoc['values'], limits: { ...limits } as RequestDoc['limits'], shims: structuredClone(shims) as RequestDoc['shims'] };
+}
+
+/** The input as the run shows it: without the host's internal messages (R90). */
+function shownInput(input: JsonValue): JsonValue {
+  if (!Array.isArray(input)) return input;
+  return (input as readonly JsonValue[]).filter((item) => {
+    const fields = item as { readonly internal?: unknown } | null;
+    return typeof fields !== 'object' || fields === null || Array.isArray(item) || typeof fields.internal !== 'object' || fields.internal === null;
+  });
 }
 
 function shimHashes(shims: readonly NamedShim[]): string {

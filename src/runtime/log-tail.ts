@@ -1,0 +1,48 @@
+import { typeOfLine } from './event-log.js';
+
+/** Rows of a log that are looked at from its end: what an attempt was doing when it broke off. */
+export const TAIL_ROWS = 256;
+
+interface TailEvent {
+  readonly modelCallId?: string;
+  readonly replaces?: string;
+  readonly kind?: string;
+  readonly text?: string;
+}
+
+/**
+ * The model call that a crash interrupted after its deltas had been sent: the next one says that it replaces it.
+ * @param bodies the newest rows of the log, newest first
+ */
+export function interruptedModelCall(bodies: readonly string[]): string | undefined {
+  for (const body of bodies) {
+    for (const line of body.split('\n').toReversed()) {
+      const type = typeOfLine(line);
+      const event = (): TailEvent => JSON.parse(line) as TailEvent;
+      if (type === 'model.delta') return event().modelCallId;
+      if (type === 'model.started') return event().replaces;
+      if (type === 'model.completed' || type === 'turn.completed' || type === 'run.started' || type === 'run.resumed') return undefined;
+    }
+  }
+  return undefined;
+}
+
+/**
+ * The text of the model call that was in progress where the log ends, as clients saw it; null when there was none.
+ * @param bodies the newest rows of the log, newest first
+ */
+export function partialText(bodies: readonly string[]): string | null {
+  const pieces: string[] = [];
+  for (const body of bodies) {
+    for (const line of body.split('\n').toReversed()) {
+      const type = typeOfLine(line);
+      if (type === 'model.delta') {
+        const { kind, text = '' } = JSON.parse(line) as TailEvent;
+        if (kind === 'text') pieces.push(text);
+      } else if (BOUNDARIES.has(type)) return pieces.length === 0 ? null : pieces.toReversed().join('');
+    }
+  }
+  return pieces.length === 0 ? null : pieces.toReversed().join('');
+}
+
+const BOUNDARIES = new Set(['model.started', 'model.completed', 'turn.completed', 'run.started', 'run.resumed', 'run.created', 'run.waiting']);
