@@ -1,5 +1,5 @@
-import type { BoundShims, NamedShim, SessionHost } from './bound-shims.js';
-import type { Clock } from './clock.js';
+import { GRACE_MS, type BoundShims, type NamedShim, type SessionHost } from './bound-shims.js';
+import { within, type Clock } from './clock.js';
 import type { AgentDescriptor } from './descriptor.js';
 import { EffectRecorder, type Digest } from './effects.js';
 import type { EventInput } from './events.js';
@@ -9,7 +9,7 @@ import { strictStringify, type JsonValue } from './json.js';
 import type { ModelResponse } from './messages.js';
 import { callModel } from './model-call.js';
 import { addUsage, type ModelSource, type Usage } from './model.js';
-import { messageOf } from './run-errors.js';
+import { messageOf, RunCancelledError } from './run-errors.js';
 import type { InFlight, RunLimits, UnknownToolCall } from './run.js';
 import { WorkingState } from './run-state.js';
 import type { AttemptPort, ShimModelRequest, SpawnRequest, SpawnResult } from './scope.js';
@@ -42,6 +42,9 @@ export interface LoopDeps {
   spawn(parent: SpawnParent, request: SpawnRequest, signal: AbortSignal): Promise<SpawnResult>;
 }
 
+/** How long an observer is waited for. */
+const HOOK_TIMEOUT_MS = 30_000;
+
 /** The run that spawns a child. */
 export interface SpawnParent {
   readonly runId: string;
@@ -50,6 +53,12 @@ export interface SpawnParent {
   readonly tools: readonly Tool[];
   readonly depth: number;
   readonly limits: RunLimits;
+  /** Tokens that the run has used so far. */
+  readonly totalTokens: number;
+  /** Agents whose guards hold for the child too: those of this run, and of the runs above it. */
+  readonly guards: readonly string[];
+  /** The agents above the child, outermost first. */
+  readonly lineage: readonly string[];
 }
 
 export interface AttemptInput {
@@ -63,6 +72,8 @@ export interface AttemptInput {
   readonly saved: SavedState;
   /** Agents above this run whose guards (`inherit: "always"`) hold here too. */
   readonly guards?: readonly string[] | undefined;
+  /** The agents of the runs above this one, outermost first. */
+  readonly lineage?: readonly string[] | undefined;
   /** For a helper: the only tools that it may see. */
   readonly onlyTools?: readonly string[] | undefined;
   /** The attempt goes on after a crash or a wait (R86). */
@@ -105,12 +116,18 @@ export class Attempt implements AttemptPort, SessionHost {
   replaces: string | undefined;
   readonly receipts: InFlight[] = [];
   readonly unknownCalls: UnknownToolCall[] = [];
+  /** Told when the end is settled: from then on nothing stops the attempt any more (R68). */
+  readonly onSettled: () => void;
   #held: EventInput[] | undefined;
   #quiet = false;
+  #endWritten = false;
+  readonly #children = new Set<Promise<unknown>>();
+  #childrenStop = new AbortController();
 
-  constructor(input: AttemptInput, deps: LoopDeps) {
+  constructor(input: AttemptInput, deps: LoopDeps, onSettled: () => void) {
     this.input = input;
     this.deps = deps;
+    this.onSettled = onSettled;
     this.working = new WorkingState(input.saved);
     this.effects = new EffectRecorder(this.working, deps.digest);
     this.position = copyPosition(input.saved.position);
@@ -159,7 +176,7 @@ export class Attempt implements AttemptPort, SessionHost {
   }
 
   event(event: EventInput): void {
-    if (this.#quiet && event.type === 'shim.effect') return;
+    if (this.#endWritten || (this.#quiet && event.type === 'shim.effect')) return;
     if (this.#held === undefined) this.input.journal.note(event);
     else this.#held.push(event);
   }
@@ -216,21 +233,34 @@ export class Attempt implements AttemptPort, SessionHost {
   async commit(entry: JournalEntry): Promise<void> {
     const held = this.#held ?? [];
     this.#held = undefined;
-    await this.input.journal.commit(held.length === 0 ? entry : { ...entry, events: [...held, ...entry.events] });
+    // Nothing follows the event that ends an attempt, whatever still goes on behind it.
+    this.#endWritten = entry.end !== undefined;
+    try {
+      await this.input.journal.commit(held.length === 0 ? entry : { ...entry, events: [...held, ...entry.events] });
+    } catch (error) {
+      this.#endWritten = false;
+      throw error;
+    }
   }
 
   inFlight(entry: InFlight): void {
     this.receipts.push(entry);
   }
 
-  /** Calls every host's and shim's observer of one kind; a throw is logged and changes nothing (R110). */
+  /** Calls every host's and shim's observer of one kind; a throw is logged and changes nothing (R110), and none is waited for without end. */
   async observe(frame: Frame, run: (hooks: RunnerHooks, task: AgentTask) => void | Promise<void> | undefined): Promise<void> {
     for (const hooks of frame.shims.hooks) {
+      let reason: string | undefined;
       try {
-        await run(hooks, frame.task);
+        const observing = run(hooks, frame.task);
+        if (observing === undefined) continue;
+        const outcome = await within(observing, { clock: this.clock, timeoutMs: HOOK_TIMEOUT_MS, signal: this.ended ? undefined : this.signal, graceMs: GRACE_MS });
+        if (outcome.kind === 'error') reason = messageOf(outcome.error);
+        if (outcome.kind === 'timeout') reason = `it did not settle within ${outcome.ms} ms`;
       } catch (error) {
-        this.log.warn({ runId: this.runId, reason: messageOf(error) }, 'a runner hook failed');
+        reason = messageOf(error);
       }
+      if (reason !== undefined) this.log.warn({ runId: this.runId, reason }, 'a runner hook failed');
     }
   }
 
@@ -244,6 +274,7 @@ export class Attempt implements AttemptPort, SessionHost {
   }
 
   async callModel(shim: string, request: ShimModelRequest, purpose: string, signal: AbortSignal): Promise<ModelResponse> {
+    if (this.ended) throw new Error('The run has ended.');
     const startedAt = this.clock.now();
     const model = request.model ?? this.frame?.agent.descriptor.model ?? '';
     const handle = this.deps.models.resolve(model);
@@ -263,30 +294,69 @@ export class Attempt implements AttemptPort, SessionHost {
       transform: undefined,
       callIdFor: (id) => id,
       onDelta: () => undefined,
-      onRepairs: () => undefined,
+      onStart: () => undefined,
+      onUsage: (usage) => {
+        this.usage = addUsage(this.usage, usage);
+      },
     });
-    this.usage = addUsage(this.usage, response.usage);
     this.frame?.shims.recordEffect(shim, 'callModel', { what: 'modelCall', purpose, model, usage: response.usage }, this.clock.now() - startedAt);
     return response;
   }
 
   async spawnAgent(request: SpawnRequest, signal: AbortSignal): Promise<SpawnResult> {
     const { frame } = this;
-    if (frame === undefined) throw new Error('No agent is running.');
+    if (frame === undefined || this.ended) throw new Error('No agent is running.');
+    const stop = AbortSignal.any([signal, this.#childrenStop.signal, ...(request.signal === undefined ? [] : [request.signal])]);
+    stop.throwIfAborted();
+    const child = this.#spawn(frame, request, stop);
+    this.#children.add(child);
+    try {
+      return await child;
+    } finally {
+      this.#children.delete(child);
+    }
+  }
+
+  async #spawn(frame: Frame, request: SpawnRequest, stop: AbortSignal): Promise<SpawnResult> {
+    const { position, input } = this;
+    const lineage = [...(input.lineage ?? []), ...position.agents];
     const parent: SpawnParent = {
       runId: this.runId,
       agent: frame.agent,
       shims: frame.shims,
       tools: this.core?.toolSet.config?.tools ?? [],
-      depth: this.input.depth,
+      depth: input.depth,
       limits: this.limits,
+      totalTokens: this.usage.totalTokens,
+      guards: [...new Set([...(input.guards ?? []), ...position.seenAgents, ...position.agents])],
+      lineage,
     };
-    const startedAt = this.clock.now();
-    const result = await this.deps.spawn(parent, request, signal);
-    this.usage = addUsage(this.usage, result.usage);
-    if (signal.aborted) {
-      this.inFlight({ kind: 'agent', name: request.agent ?? frame.agent.descriptor.name, id: result.runId, obeyed: true, ms: this.clock.now() - startedAt, sideEffects: 'unknown' });
+    let abortedAt: number | undefined;
+    const onAbort = (): void => {
+      abortedAt = this.clock.now();
+    };
+    stop.addEventListener('abort', onAbort, { once: true });
+    try {
+      const result = await this.deps.spawn(parent, request, stop);
+      this.usage = addUsage(this.usage, result.usage);
+      if (abortedAt !== undefined) {
+        const flown = result.cancellation?.inFlight ?? [];
+        const sideEffects = flown.some((entry) => entry.sideEffects === 'unknown') ? 'unknown' : 'none';
+        const obeyed = flown.every((entry) => entry.obeyed);
+        this.inFlight({ kind: 'agent', name: request.agent ?? frame.agent.descriptor.name, id: result.runId, obeyed, ms: this.clock.now() - abortedAt, sideEffects });
+      }
+      return result;
+    } finally {
+      stop.removeEventListener('abort', onAbort);
     }
-    return result;
+  }
+
+  /** Stops the children that nobody waits for any more, and waits until they are over: their clean-up comes before this run's (R99). */
+  async endChildren(): Promise<void> {
+    if (this.#children.size === 0) return;
+    const stop = this.#childrenStop;
+    this.#childrenStop = new AbortController();
+    stop.abort(this.signal.aborted ? this.signal.reason : new RunCancelledError());
+    await Promise.allSettled(this.#children);
   }
 }

@@ -54,11 +54,10 @@ export type EventFields =
   | { readonly type: 'shim.failed'; readonly shim: string; readonly callback: string; readonly error: RunErrorData }
   | { readonly type: 'shim.timeout' | 'shim.orphaned'; readonly shim: string; readonly callback: string; readonly ms: number }
   | { readonly type: 'shim.changed'; readonly shim: string; readonly before: string; readonly after: string }
-  | { readonly type: 'model.started'; readonly modelCallId: string; readonly model: string; readonly replaces?: string | undefined }
+  | { readonly type: 'model.started'; readonly modelCallId: string; readonly model: string; readonly replaces?: string | undefined; readonly repairs?: readonly string[] | undefined }
   | { readonly type: 'model.delta'; readonly modelCallId: string; readonly kind: 'text' | 'reasoning' | 'toolInput'; readonly text: string; readonly toolCallId?: string | undefined }
   | { readonly type: 'model.retrying'; readonly modelCallId: string; readonly error: RunErrorData; readonly delayMs: number; readonly retry: number }
-  | { readonly type: 'model.completed'; readonly modelCallId: string; readonly message: AssistantMessage; readonly finishReason: FinishReason; readonly usage: Usage }
-  | { readonly type: 'history.repaired'; readonly repairs: readonly string[] }
+  | { readonly type: 'model.completed'; readonly modelCallId: string; readonly message: AssistantMessage; readonly finishReason: FinishReason; readonly providerFinishReason?: string | undefined; readonly usage: Usage }
   | { readonly type: 'tool.started'; readonly toolCallId: string; readonly name: string; readonly arguments: unknown; readonly idempotencyKey: string }
   | { readonly type: 'tool.progress'; readonly toolCallId: string; readonly data: unknown }
   | ({ readonly type: 'tool.completed'; readonly toolCallId: string; readonly name: string; readonly ms: number } & (

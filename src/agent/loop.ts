@@ -1,10 +1,11 @@
 import { Attempt, type AgentInstance, type AttemptInput, type Frame, type LoopDeps } from './attempt.js';
-import { BoundShims, type NamedShim } from './bound-shims.js';
+import { BoundShims } from './bound-shims.js';
 import type { RunResult } from './hooks.js';
+import { guardsFor, placeOf } from './inheritance.js';
 import { jsonSchemaFaults } from './json-schema.js';
 import { CancelledFirstError, copyPosition, type AttemptEnd, type Settled } from './journal.js';
 import { deepFreeze } from './json.js';
-import { internalMessage, textOf, type ModelResponse } from './messages.js';
+import { internalMessage, textOf, type ModelResponse, withoutInternalInJson } from './messages.js';
 import type { FinishReason } from './model.js';
 import { BudgetReachedError, findCancellation, HandedOverError, LimitExceededError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
 import type { Cancellation, Interruption, RunLimits } from './run.js';
@@ -31,7 +32,7 @@ type Step = { readonly kind: 'next' } | { readonly kind: 'handoff'; readonly to:
 export async function runAttempt(input: AttemptInput, deps: LoopDeps): Promise<AttemptEnd | undefined> {
   const deadline = startDeadline(input, deps);
   try {
-    return await drive(new Attempt({ ...input, signal: deadline.signal }, deps));
+    return await drive(new Attempt({ ...input, signal: deadline.signal }, deps, deadline.stop));
   } finally {
     deadline.stop();
   }
@@ -100,27 +101,19 @@ async function runFrame(attempt: Attempt, depth: number, opened: Frame[]): Promi
   if (attempt.position.agents.length === depth + 1) outcome = await settle(attempt, outcome);
   if (frame === undefined) return outcome;
   attempt.frame = frame;
-  return cleanUp(attempt, frame, outcome, depth);
+  await attempt.endChildren();
+  const cleaned = await cleanUp(attempt, frame, outcome, depth);
+  await attempt.endChildren();
+  return cleaned;
 }
 
 async function openFrame(attempt: Attempt, depth: number): Promise<Frame> {
   const name = attempt.position.agents[depth] ?? '';
   const agent: AgentInstance = attempt.deps.agent(name);
   const { runId, parentRunId, depth: runDepth } = attempt.input;
-  const task = { runId, agent: name, model: agent.descriptor.model, depth: runDepth, ...(parentRunId === undefined ? {} : { parentRunId }) };
+  const task = Object.freeze({ runId, agent: name, model: agent.descriptor.model, depth: runDepth, ...(parentRunId === undefined ? {} : { parentRunId }) });
   const shims = await BoundShims.bind([...guardsFor(attempt, agent), ...agent.shims], task, attempt, attempt.deps.hostHooks);
   return { agent, shims, task };
-}
-
-/** Guards of the agents that had this conversation before, and of those above this run: delegating does not lose them. */
-function guardsFor(attempt: Attempt, agent: AgentInstance): NamedShim[] {
-  const own = new Set(agent.shims.map((named) => named.name));
-  const guards = new Map<string, NamedShim>();
-  for (const name of new Set([...(attempt.input.guards ?? []), ...attempt.position.seenAgents])) {
-    if (name === agent.descriptor.name) continue;
-    for (const named of attempt.deps.agent(name).shims) if (named.shim.inherit === 'always' && !own.has(named.name)) guards.set(named.name, named);
-  }
-  return [...guards.values()];
 }
 
 /** onRunStart of every session; what it writes counts only where the run start was not committed before (R86). */
@@ -129,10 +122,12 @@ async function startSessions(attempt: Attempt, frame: Frame, depth: number): Pro
   const innermost = depth === position.agents.length - 1;
   const committed = !innermost || position.at !== 'start' || position.settled !== undefined;
   attempt.core = undefined;
-  attempt.event({ type: 'agent.started', agent: frame.task.agent, parent: position.agents[depth - 1] ?? null, root: position.agents[0] ?? '' });
+  attempt.signal.throwIfAborted();
+  attempt.event({ type: 'agent.started', ...placeOf(attempt, frame, depth) });
   await attempt.observe(frame, (hooks, task) => hooks.onAgentStart?.(task, new RunStateView(attempt.working, refuseWrite)));
   const start = async (): Promise<void> => {
     for (const session of frame.shims.sessions) {
+      attempt.signal.throwIfAborted();
       session.started = true;
       if (!frame.shims.active('onRunStart').includes(session)) continue;
       await frame.shims.call(session, 'onRunStart', () => session.bound.onRunStart(session.scope.runState, attempt.transientState, session.scope));
@@ -181,6 +176,8 @@ async function runTurn(attempt: Attempt, frame: Frame): Promise<Step> {
   if (round !== undefined) {
     const result = await round.run();
     endTurn(attempt, frame);
+    // A verdict does not change when it is asked again: a refusal ends the run, whatever it had begun to call.
+    if (response.finishReason === 'refusal' && result.kind === 'closed') return finalAnswer(attempt, frame, response);
     return afterRound(result);
   }
   const answer = finalAnswer(attempt, frame, response);
@@ -253,18 +250,20 @@ async function handOff(attempt: Attempt, frame: Frame, to: string): Promise<void
 
 /** Decides how the attempt ends, before the clean-up: from here on a cancel changes nothing (R68). */
 async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcome> {
-  const { position } = attempt;
+  const { position, savedPosition } = attempt;
   if (position.settled !== undefined) return outcome;
   try {
     switch (outcome.kind) {
       case 'completed':
         position.settled = { status: 'completed', output: outcome.output, finishReason: outcome.finishReason };
         await attempt.checkpoint({ turnEnd: true, settles: true });
+        attempt.onSettled();
         return outcome;
       case 'failed':
         backToCheckpoint(attempt);
         attempt.position = { ...attempt.position, settled: { status: 'failed', error: runErrorData(outcome.error) } };
         await attempt.checkpoint({ settles: true });
+        attempt.onSettled();
         return outcome;
       case 'cancelled':
       case 'handedOver':
@@ -278,7 +277,11 @@ async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcome> {
     delete position.settled;
     delete attempt.position.settled;
     // What was shown is kept, although the answer came too late to be one.
-    if (outcome.kind === 'completed') attempt.partialText = typeof outcome.output === 'string' ? outcome.output : JSON.stringify(outcome.output);
+    if (outcome.kind === 'completed') attempt.partialText = shownText(outcome.output);
+    if (error instanceof CancelledFirstError) {
+      attempt.savedPosition = savedPosition;
+      attempt.working.takeBack();
+    }
     const stopped = outcomeOfError(attempt, error);
     await closeStopped(attempt, stopped);
     return stopped;
@@ -293,6 +296,10 @@ function backToCheckpoint(attempt: Attempt): void {
   attempt.effects.rebase();
   if (attempt.savedPosition.at !== 'tools') attempt.calls = [];
   attempt.position = copyPosition(attempt.savedPosition);
+}
+
+function shownText(output: unknown): string {
+  return typeof output === 'string' ? output : JSON.stringify(output);
 }
 
 /** A stopped attempt keeps its last boundary; of a cancelled one the open tool round is closed, so the history can be sent (R79). */
@@ -315,7 +322,8 @@ async function cleanUp(attempt: Attempt, frame: Frame, outcome: Outcome, depth: 
   const failures: ShimError[] = [];
   attempt.core = undefined;
   // Made only for whoever looks at it: it copies the state.
-  const result = outcome.kind === 'completed' && frame.shims.active('onRunEnd').length > 0 ? resultOf(attempt, outcome.output) : null;
+  const answer = answerOf(outcome);
+  const result = answer !== undefined && frame.shims.active('onRunEnd').length > 0 ? resultOf(attempt, answer.output) : null;
   attempt.effects.rebase();
   for (const session of frame.shims.sessions) {
     if (!session.started) continue;
@@ -326,12 +334,24 @@ async function cleanUp(attempt: Attempt, frame: Frame, outcome: Outcome, depth: 
       session.namespace?.reset();
     }
   }
-  attempt.event({ type: 'agent.completed', agent: frame.task.agent, parent: attempt.position.agents[depth - 1] ?? null, root: attempt.position.agents[0] ?? '' });
-  if (failures.length === 0 || outcome.kind === 'failed' || outcome.kind === 'cancelled' || outcome.kind === 'handedOver') return outcome;
+  attempt.event({ type: 'agent.completed', ...placeOf(attempt, frame, depth) });
+  // A failed or stopped run keeps its last boundary (R79): what its clean-up wrote is not of it.
+  if (answer === undefined && outcome.kind !== 'waiting') attempt.working.discard();
+  if (failures.length === 0 || (answer === undefined && outcome.kind !== 'waiting')) return outcome;
   const cancelled = failures.map((failure) => findCancellation(failure)).find((found) => found !== undefined);
-  if (cancelled !== undefined) return { kind: 'cancelled', requestedAtMs: cancelled.requestedAtMs };
-  const error = new ShimCleanupError(failures);
-  return outcome.kind === 'completed' ? { kind: 'failed', error, output: outcome.output } : { kind: 'failed', error };
+  if (cancelled !== undefined) {
+    if (outcome.kind === 'completed') attempt.partialText = shownText(outcome.output);
+    return { kind: 'cancelled', requestedAtMs: cancelled.requestedAtMs };
+  }
+  const error = new ShimCleanupError([...(answer?.failures ?? []), ...failures]);
+  return answer === undefined ? { kind: 'failed', error } : { kind: 'failed', error, output: answer.output };
+}
+
+/** The finished answer of a run that clean-up is all that is left of, with the clean-ups of agents further in that failed (R58). */
+function answerOf(outcome: Outcome): { readonly output: unknown; readonly failures: readonly ShimError[] } | undefined {
+  if (outcome.kind === 'completed') return { output: outcome.output, failures: [] };
+  if (outcome.kind !== 'failed' || !(outcome.error instanceof ShimCleanupError) || outcome.output === undefined) return undefined;
+  return { output: outcome.output, failures: outcome.error.errors };
 }
 
 function resultOf(attempt: Attempt, finalOutput: unknown): RunResult {
@@ -340,7 +360,7 @@ function resultOf(attempt: Attempt, finalOutput: unknown): RunResult {
     finalOutput: structuredClone(finalOutput),
     responses: [...responses],
     turnCount,
-    runState: { instructions, history: [...history], responses: [...responses], turnCount, shimState: structuredClone(live.toJSON()) },
+    runState: { instructions, history: withoutInternalInJson([...history]), responses: [...responses], turnCount, shimState: live.frozen() },
   });
 }
 
@@ -388,7 +408,7 @@ function attemptEnd(attempt: Attempt, outcome: Exclude<Outcome, { kind: 'handedO
     case 'waiting':
       return { status: 'waiting', interruptions: outcome.interruptions };
     case 'failed':
-      return { status: 'failed', error: runErrorData(outcome.error), partialOutput, ...(outcome.output === undefined ? {} : { output: outcome.output }) };
+      return { status: 'failed', error: runErrorData(outcome.error), thrown: outcome.error, partialOutput, ...(outcome.output === undefined ? {} : { output: outcome.output }) };
     case 'cancelled':
       return { status: 'cancelled', cancellation: receiptOf(attempt, outcome.requestedAtMs), partialOutput };
   }

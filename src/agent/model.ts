@@ -1,5 +1,6 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider';
 import { z } from 'zod';
+import type { JsonValue } from './json.js';
 import type { ModelCallError } from './run-errors.js';
 
 /** Tokens, summed over a run and all its model calls, failed ones and sub-agents included. */
@@ -28,6 +29,30 @@ export function addUsage(a: Usage, b: Usage): Usage {
 export const FinishReasonSchema = z.enum(['stop', 'length', 'tool-calls', 'refusal', 'error', 'other']);
 export type FinishReason = z.infer<typeof FinishReasonSchema>;
 
+/** Options for one provider each, by the provider's key: what a message or part carries as `providerOptions`. */
+export type ProviderOptions = Readonly<Record<string, Readonly<Record<string, JsonValue>>>>;
+
+/**
+ * What a provider's package takes in a prompt, where they differ. A history may hold what another provider said or was given,
+ * so the prompt is fitted to these rules; the history itself is not touched.
+ */
+export interface PromptRules {
+  /** What of the options is this provider's own, in the spelling that its package reads; undefined when nothing is. */
+  ownOptions(options: ProviderOptions): ProviderOptions | undefined;
+  /** Whether a reasoning part with these options can be sent back. */
+  takesReasoning(options: ProviderOptions | undefined): boolean;
+  /** Whether a user's message may hold such a file; `url` is set where it is a web address. */
+  takesFile(mediaType: string, url: string | undefined): boolean;
+  /** Whether a tool result may hold such media; else they follow the round in a user's message. */
+  takesInResults(mediaType: string): boolean;
+  /** Whether files that the assistant made can be sent back. */
+  readonly assistantFiles: boolean;
+  /** Whether tool results are marked as errors on the wire; else the text says it. */
+  readonly marksErrors: boolean;
+  /** Whether system messages may stand anywhere; else those after the first other message are sent as a user's. */
+  readonly systemAnywhere: boolean;
+}
+
 /**
  * What the loop needs from a provider: the AI SDK's `LanguageModelV3`, always streamed, and the typed reading of its errors.
  * A stream that ends without the provider's own end mark must error (never just end): the loop takes a `finish` part as the truth.
@@ -38,6 +63,8 @@ export interface ModelHandle {
   readonly languageModel: LanguageModelV3;
   /** True where `responseFormat: { type: "json", schema }` is enforced by the provider itself. */
   readonly nativeStructuredOutput: boolean;
+  /** Left out where the model takes everything. */
+  readonly promptRules?: PromptRules | undefined;
   /** Classifies whatever the call or its stream threw. Never throws; never lets a key into the message. */
   failureOf(thrown: unknown): ModelCallError;
 }

@@ -1,6 +1,8 @@
 import type { LanguageModelV3Message, LanguageModelV3Prompt } from '@ai-sdk/provider';
-import { deepFreeze, wellFormed, type JsonValue } from './json.js';
+import { deepFreeze } from './json.js';
 import type { AssistantMessage, AssistantPart, Message, ToolCallPart, ToolMessage, ToolResultPart, UserMessage } from './messages.js';
+import type { PromptRules } from './model.js';
+import { fitMessage, fitResult } from './prompt-fit.js';
 
 /** What a provider takes, and in words what had to be mended to get there. */
 export interface Sendable {
@@ -8,48 +10,80 @@ export interface Sendable {
   readonly repairs: readonly string[];
 }
 
-const PROVIDER_CALL_ID = /^[a-zA-Z0-9_-]{1,64}$/;
+/** Letters that every provider takes in the id of a call, and the shortest limit among them. */
+const CALL_ID = /^[a-zA-Z0-9_-]{1,40}$/;
 
-/** Messages whose text and parts were looked at before: frozen ones need it once. */
-const clean = new WeakMap<object, Message | undefined>();
+/** Frozen messages are fitted once for each set of rules: a long conversation must not pay for its age on every call. */
+const fitted = new WeakMap<object, WeakMap<object, Message | undefined>>();
+const ANY = Object.freeze({});
 
 /**
  * The sendable-history invariant, called before every model request. Whatever came into the history, what leaves has: each tool
- * call followed at once by its one result, no result without its call, no id twice, only ids that providers take, arguments
- * that are objects, no empty or blank text, no empty message, no lone surrogate. Removes or fills in; never reorders what the user said.
+ * call followed at once by its one result, no result without its call, no id twice, only ids and names that providers take,
+ * arguments that are objects, no empty or blank text, no empty message, no lone surrogate, a user's message first, and nothing
+ * that this provider's package refuses. Removes or fills in; never reorders what was said.
  */
-export function sendable(messages: readonly Message[]): Sendable {
+export function sendable(messages: readonly Message[], rules?: PromptRules): Sendable {
   const repairs: string[] = [];
-  const sent: Message[] = [];
-  const usedIds = new Set<string>();
+  const sending: Sending = { sent: [], usedIds: new Set(), repairs, rules, cache: cacheFor(rules) };
+  const { sent } = sending;
   for (let index = 0; index < messages.length; index += 1) {
-    const message = cleaned(messages[index] as Message, repairs);
+    const given = messages[index];
+    const message = given === undefined ? undefined : fit(given, sending);
     if (message === undefined) continue;
     if (message.role === 'tool') {
       // Results are taken together with the calls before them; what is met here has none.
-      repairs.push(`a tool result without its call was left out (${message.content.map((part) => part.toolCallId).join(', ')})`);
+      for (const part of message.content) repairs.push(`a tool result without its call was left out (${part.toolCallId})`);
       continue;
     }
-    const calls = message.role === 'assistant' ? callsIn(message) : [];
+    if (message.role === 'system') {
+      sent.push(rules?.systemAnywhere === false && sent.some(({ role }) => role !== 'system') ? { role: 'user', content: message.content } : message);
+      continue;
+    }
+    if (message.role === 'assistant' && sent.every(({ role }) => role === 'system')) {
+      repairs.push('the history began with an assistant message; a user message was put before it');
+      sent.push(OPENING);
+    }
+    const calls = callsIn(message);
     if (calls.length === 0) {
       sent.push(message);
       continue;
     }
     const results: ToolResultPart[] = [];
-    while (messages[index + 1]?.role === 'tool') {
+    for (let next = messages[index + 1]; next?.role === 'tool'; next = messages[index + 1]) {
       index += 1;
-      const results_ = cleaned(messages[index] as Message, repairs) as ToolMessage | undefined;
-      if (results_ !== undefined) results.push(...results_.content);
+      const answer = fit(next, sending) as ToolMessage | undefined;
+      if (answer !== undefined) results.push(...answer.content);
     }
-    pushRound(message as AssistantMessage, calls, results, { sent, usedIds, repairs });
+    pushRound(message as AssistantMessage, calls, results, sending);
   }
   return { messages: sent, repairs };
 }
+
+const OPENING: UserMessage = Object.freeze({ role: 'user', content: '(The conversation goes on.)' });
 
 interface Sending {
   readonly sent: Message[];
   readonly usedIds: Set<string>;
   readonly repairs: string[];
+  readonly rules: PromptRules | undefined;
+  readonly cache: WeakMap<object, Message | undefined>;
+}
+
+function cacheFor(rules: PromptRules | undefined): WeakMap<object, Message | undefined> {
+  const key = rules ?? ANY;
+  const known = fitted.get(key);
+  if (known !== undefined) return known;
+  const made = new WeakMap<object, Message | undefined>();
+  fitted.set(key, made);
+  return made;
+}
+
+function fit(message: Message, { cache, rules, repairs }: Sending): Message | undefined {
+  if (cache.has(message)) return cache.get(message);
+  const result = fitMessage(message, rules, (repair) => repairs.push(repair));
+  if (Object.isFrozen(message)) cache.set(message, result === undefined ? undefined : deepFreeze(result));
+  return result;
 }
 
 function pushRound(message: AssistantMessage, calls: readonly ToolCallPart[], results: readonly ToolResultPart[], sending: Sending): void {
@@ -67,7 +101,7 @@ function pushRound(message: AssistantMessage, calls: readonly ToolCallPart[], re
     }
     if (found === undefined) repairs.push(`tool call ${call.toolCallId} had no result; it was closed as interrupted`);
     const result = found ?? interruptedResult(call);
-    matched.push(result.toolCallId === id ? result : { ...result, toolCallId: id });
+    matched.push(result.toolCallId === id && result.toolName === call.toolName ? result : { ...result, toolCallId: id, toolName: call.toolName });
   }
   for (const stray of left) repairs.push(`a tool result without its call was left out (${stray.toolCallId})`);
   if (renamed.size === 0) sent.push(message);
@@ -78,21 +112,28 @@ function pushRound(message: AssistantMessage, calls: readonly ToolCallPart[], re
     });
     sent.push({ ...message, content });
   }
-  const unchanged = matched.length === results.length && matched.every((part, index) => part === results[index]);
-  sent.push(unchanged ? toolMessageOf(results) : { role: 'tool', content: matched });
+  sent.push(...answersOf(matched, sending));
 }
 
-const toolMessages = new WeakMap<ToolResultPart, ToolMessage>();
+/** The same frozen messages for the same frozen results, so that their rendering is remembered. */
+const answers = new WeakMap<object, WeakMap<ToolResultPart, { readonly results: readonly ToolResultPart[]; readonly messages: readonly Message[] }>>();
 
-/** The same frozen message for the same frozen results, so that its rendering is remembered. */
-function toolMessageOf(results: readonly ToolResultPart[]): ToolMessage {
+/** The results of one round in one message, and after it the media that they cannot hold. */
+function answersOf(results: readonly ToolResultPart[], { rules }: Sending): readonly Message[] {
+  const key = rules ?? ANY;
+  const cache = answers.get(key) ?? new WeakMap<ToolResultPart, { readonly results: readonly ToolResultPart[]; readonly messages: readonly Message[] }>();
+  answers.set(key, cache);
   const [first] = results;
-  if (first === undefined) return { role: 'tool', content: [] };
-  const known = toolMessages.get(first);
-  if (known?.content.length === results.length && known.content.every((part, index) => part === results[index])) return known;
-  const message: ToolMessage = deepFreeze({ role: 'tool', content: [...results] });
-  toolMessages.set(first, message);
-  return message;
+  const known = first === undefined ? undefined : cache.get(first);
+  if (known?.results.length === results.length && known.results.every((part, index) => part === results[index])) return known.messages;
+  const fit = results.map((result) => fitResult(result, rules));
+  const media = fit.flatMap((each) => each.media);
+  const messages: readonly Message[] = deepFreeze([
+    { role: 'tool' as const, content: fit.map((each) => each.result) },
+    ...(media.length === 0 ? [] : [{ role: 'user' as const, content: media }]),
+  ]);
+  if (first !== undefined && Object.isFrozen(first)) cache.set(first, { results, messages });
+  return messages;
 }
 
 export function callsIn(message: Message): ToolCallPart[] {
@@ -101,9 +142,9 @@ export function callsIn(message: Message): ToolCallPart[] {
 }
 
 function usableId(id: string, used: Set<string>): string {
-  const base = PROVIDER_CALL_ID.test(id) ? id : `call_${id.replace(/[^a-zA-Z0-9_-]/g, '_').slice(0, 40)}`;
+  const base = CALL_ID.test(id) ? id : `call_${id.replace(/[^a-zA-Z0-9_-]/g, '_').slice(0, 35)}`;
   let candidate = base;
-  for (let number = 2; used.has(candidate); number += 1) candidate = `${base.slice(0, 56)}_${number}`;
+  for (let number = 2; used.has(candidate); number += 1) candidate = `${base.slice(0, 32)}_${number}`;
   used.add(candidate);
   return candidate;
 }
@@ -115,42 +156,6 @@ function interruptedResult(call: ToolCallPart): ToolResultPart {
     toolName: call.toolName,
     output: { type: 'error-text', value: 'The call was interrupted before it gave a result; whether it had an effect is not known.' },
   };
-}
-
-function cleaned(message: Message, repairs: string[]): Message | undefined {
-  if (clean.has(message)) return clean.get(message);
-  const result = cleanMessage(message, repairs);
-  if (Object.isFrozen(message)) clean.set(message, result);
-  return result;
-}
-
-function blank(text: string): boolean {
-  return text.trim() === '';
-}
-
-function cleanMessage(message: Message, repairs: string[]): Message | undefined {
-  const mended = wellFormed(message as unknown as JsonValue) as unknown as Message;
-  if (mended !== message) repairs.push('a lone surrogate in a text was replaced');
-  if (mended.role === 'tool') return mended.content.length === 0 ? undefined : mended;
-  if (typeof mended.content === 'string') {
-    if (!blank(mended.content)) return mended;
-    repairs.push(`an empty ${mended.role} message was left out`);
-    return undefined;
-  }
-  const parts = mended.content as readonly (AssistantPart | Exclude<UserMessage['content'], string>[number])[];
-  const kept = parts.filter((part) => part.type !== 'text' || !blank(part.text)).map((part) => (part.type === 'tool-call' ? objectInput(part) : part));
-  const worthSending = kept.some((part) => part.type !== 'reasoning');
-  if (!worthSending) {
-    repairs.push(`an empty ${mended.role} message was left out`);
-    return undefined;
-  }
-  if (kept.length === parts.length && kept.every((part, index) => part === parts[index])) return mended;
-  return deepFreeze({ ...mended, content: kept } as Message);
-}
-
-function objectInput(part: ToolCallPart): ToolCallPart {
-  const { input } = part;
-  return typeof input === 'object' && input !== null && !Array.isArray(input) ? part : { ...part, input: {} };
 }
 
 const prompts = new WeakMap<object, LanguageModelV3Message>();

@@ -1,13 +1,15 @@
 import type { Attempt, Frame } from './attempt.js';
+import { GRACE_MS } from './bound-shims.js';
+import { within } from './clock.js';
 import { toolCompleted } from './events.js';
 import type { Decision, Position, ToolCallRecord } from './journal.js';
 import { cutText, deepFreeze } from './json.js';
 import { kindOf, reviveItem, type HistoryItem, type ModelResponse, type ToolResultPart } from './messages.js';
-import type { BrokenArguments } from './model-call.js';
-import { HandedOverError, RunError } from './run-errors.js';
+import type { BrokenArguments } from './answer-assembly.js';
+import { HandedOverError, RunCancelledError, RunError } from './run-errors.js';
 import type { Interruption } from './run.js';
 import { callsIn } from './sendable.js';
-import { argumentFaults, CANCELLED, runToolCall, toolContext } from './tool-run.js';
+import { argumentFaults, CANCELLED, runToolCall, toolContext, wasInterrupted } from './tool-run.js';
 import type { ToolConfig } from './tool-set.js';
 import { outputOf, type Tool, type ToolOutcome } from './tools.js';
 
@@ -16,6 +18,8 @@ export type RoundResult =
   | { readonly kind: 'waiting'; readonly interruptions: readonly Interruption[] };
 
 const DEFAULT_PARALLEL = 8;
+/** How long a tool's own judgement of whether it needs approval may take. */
+const JUDGE_TIMEOUT_MS = 30_000;
 
 /** One round of tool calls: judged, gated, run so many at a time, each outcome committed as it ends, closed in the order of the calls. */
 export class ToolRound {
@@ -43,7 +47,8 @@ export class ToolRound {
   async open(response: ModelResponse, broken: BrokenArguments): Promise<void> {
     const calls = callsIn(response.message);
     const { position } = this.#attempt;
-    const cut = response.finishReason === 'length' || response.finishReason === 'refusal';
+    const cut = response.finishReason === 'length';
+    const refused = response.finishReason === 'refusal';
     position.cutInARow = cut ? position.cutInARow + 1 : 0;
     position.unknownInARow = calls.some((call) => !this.#tools.has(call.toolName)) ? position.unknownInARow + 1 : 0;
     const handoff = calls.length > 1 && calls.some((call) => this.#tools.get(call.toolName)?.handoffTo !== undefined);
@@ -60,7 +65,7 @@ export class ToolRound {
         state: 'pending',
       };
       records.push(record);
-      const refusal = this.#refuse(record, { cut, handoff, broken: broken.get(call.toolCallId) });
+      const refusal = this.#refuse(record, { cut, refused, handoff, broken: broken.get(call.toolCallId) });
       if (refusal === undefined) await this.#gate(record);
       else this.#settle(record, refusal, 0);
     }
@@ -82,8 +87,9 @@ export class ToolRound {
     return typeof setting === 'number' ? setting : setting ? DEFAULT_PARALLEL : 1;
   }
 
-  #refuse(record: ToolCallRecord, why: { readonly cut: boolean; readonly handoff: boolean; readonly broken: string | undefined }): ToolOutcome | undefined {
+  #refuse(record: ToolCallRecord, why: { readonly cut: boolean; readonly refused: boolean; readonly handoff: boolean; readonly broken: string | undefined }): ToolOutcome | undefined {
     const refuse = (message: string, kind: string): ToolOutcome => ({ ok: false, error: { message, kind } });
+    if (why.refused) return refuse('The provider ended this answer with a refusal, so this call was not run.', 'refusal');
     if (why.cut) return refuse('The answer was cut off by the output limit, so this call was not run. Call again with less in one answer.', 'output_limit');
     const tool = this.#tools.get(record.name);
     if (tool === undefined) {
@@ -123,12 +129,12 @@ export class ToolRound {
   async #toolAsks(tool: Tool, record: ToolCallRecord): Promise<boolean> {
     const parsed = tool.parse(record.arguments);
     if (!parsed.ok) return false;
-    try {
-      return await tool.needsApproval(parsed.args, toolContext(this.#attempt, record, this.#attempt.signal));
-    } catch {
-      // A gate that cannot be judged stays closed.
-      return true;
-    }
+    const { signal, clock } = this.#attempt;
+    const asked = (async () => tool.needsApproval(parsed.args, toolContext(this.#attempt, record, signal)))();
+    const outcome = await within(asked, { clock, timeoutMs: JUDGE_TIMEOUT_MS, signal, graceMs: GRACE_MS });
+    if (outcome.kind === 'aborted') throw new RunCancelledError();
+    // A gate that cannot be judged stays closed.
+    return outcome.kind === 'value' ? outcome.value : true;
   }
 
   #wait(record: ToolCallRecord, question: Pick<Interruption, 'reason' | 'message' | 'responseSchema' | 'expiresAt'>): void {
@@ -277,7 +283,7 @@ export class ToolRound {
     const outcome = tool.handoffTo === undefined ? await runToolCall(attempt, this.#frame, tool, record) : ({ ok: true, result: `The conversation goes on with ${tool.handoffTo}.` } as const);
     const ms = attempt.clock.now() - startedAt;
     // A hand-over interrupted it: the record stays as it is, and the next start applies the tool's crash rule.
-    if (outcome === CANCELLED && attempt.signal.reason instanceof HandedOverError) return;
+    if ((outcome === CANCELLED || wasInterrupted(record)) && attempt.signal.reason instanceof HandedOverError) return;
     this.#flushState(record, ms);
     this.#settle(record, outcome, ms);
     attempt.checkpointLater({ calls: [record] });

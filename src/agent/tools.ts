@@ -33,11 +33,11 @@ export interface ToolContext {
   readonly activeSkillNames: readonly string[];
 }
 
-/** A content part of a tool result: text, an image or a file (base64). */
+/** A content part of a tool result: text, an image or a file (bytes, base64 text, or a `data:` URL). */
 export type ToolContentPart =
   | { readonly type: 'text'; readonly text: string }
-  | { readonly type: 'image'; readonly image: string; readonly mediaType: string }
-  | { readonly type: 'file'; readonly data: string; readonly mediaType: string; readonly filename?: string };
+  | { readonly type: 'image'; readonly image: string | Uint8Array; readonly mediaType: string }
+  | { readonly type: 'file'; readonly data: string | Uint8Array; readonly mediaType: string; readonly filename?: string };
 
 const FAILURE = Symbol('toolFailure');
 export interface ToolFailure {
@@ -142,12 +142,14 @@ function parseArguments(parameters: z.ZodType | JsonSchema, args: unknown): Retu
   return { ok: false, faults: parsed.error.issues.map((issue) => `/${issue.path.join('/')}: ${issue.message}`) };
 }
 
-/** Most characters of one tool result that are kept; the rest is cut and the model is told. */
+/** Most characters of one tool result that are kept, with what says that the rest was cut. */
 export const MAX_RESULT_CHARS = 200_000;
+const LONGEST_CUT_NOTE = 80;
 
-function cutResult(text: string): string {
-  if (text.length <= MAX_RESULT_CHARS) return text.toWellFormed();
-  const kept = cutText(text, MAX_RESULT_CHARS);
+/** Cuts between characters and says so; what was cut once is not cut again. */
+function cutResult(text: string, limit = MAX_RESULT_CHARS): string {
+  if (text.length <= limit) return text.toWellFormed();
+  const kept = cutText(text, Math.max(0, limit - LONGEST_CUT_NOTE));
   return `${kept}\n[cut: ${text.length - kept.length} of ${text.length} characters left out]`;
 }
 
@@ -157,50 +159,104 @@ function isToolFailure(value: unknown): value is ToolFailure {
 
 /**
  * Whatever a tool returned, as an outcome that can be stored and sent. A value that JSON cannot hold becomes a readable
- * substitute: the effect has happened, so losing the result would make the model do it again.
+ * substitute: the effect has happened, so losing the result would make the model do it again. Never throws.
  */
 export function outcomeOf(returned: unknown): ToolOutcome {
   if (isToolFailure(returned)) {
     return { ok: false, error: { message: cutResult(returned.message), ...(returned.kind === undefined ? {} : { kind: returned.kind }) } };
   }
   if (typeof returned === 'string') return { ok: true, result: cutResult(returned) };
-  if (isContent(returned)) return { ok: true, result: returned.map(copyPart) };
+  if (returned === undefined) return { ok: true, result: 'Done; the tool returned nothing.' };
   try {
-    const json = strictStringify(returned, 'result');
+    if (isContent(returned)) return { ok: true, result: cutContent(returned) };
+    const json = jsonText(returned);
     return { ok: true, result: json.length > MAX_RESULT_CHARS ? cutResult(json) : wellFormed(JSON.parse(json) as JsonValue) };
-  } catch {
-    return { ok: true, result: cutResult(substitute(returned)) };
+  } catch (error) {
+    return { ok: true, result: cutResult(`Done; the result cannot be printed (${messageOf(error)}).`) };
   }
 }
 
 /** A thrown value as an error outcome, whatever it was. */
 export function failureOf(thrown: unknown, kind?: string): ToolOutcome {
-  const own = typeof thrown === 'object' && thrown !== null && 'kind' in thrown && typeof thrown.kind === 'string' ? thrown.kind : undefined;
-  const named = kind ?? own;
+  const named = kind ?? kindOfThrown(thrown);
   return { ok: false, error: { message: cutResult(messageOf(thrown)), ...(named === undefined ? {} : { kind: named }) } };
 }
 
-function substitute(value: unknown): string {
-  if (value === undefined) return 'Done; the tool returned nothing.';
-  const seen = new Set<unknown>();
+function kindOfThrown(thrown: unknown): string | undefined {
   try {
-    const text = JSON.stringify(value, (_key, inner: unknown) => {
-      if (typeof inner === 'bigint') return inner.toString();
-      if (typeof inner === 'function') return `[function ${inner.name}]`;
-      if (typeof inner === 'symbol' || (typeof inner === 'number' && !Number.isFinite(inner))) return String(inner);
-      if (inner instanceof Map) return Object.fromEntries(inner.entries());
-      if (inner instanceof Set) return [...inner.values()];
-      if (inner instanceof Uint8Array) return `[${inner.byteLength} bytes]`;
-      if (typeof inner === 'object' && inner !== null) {
-        if (seen.has(inner)) return '[repeated]';
-        seen.add(inner);
-      }
-      return inner;
-    }) as string | undefined;
-    return text ?? String(value);
-  } catch (error) {
-    return `Done; the result cannot be printed (${messageOf(error)}).`;
+    return typeof thrown === 'object' && thrown !== null && 'kind' in thrown && typeof thrown.kind === 'string' ? cutText(thrown.kind, 100) : undefined;
+  } catch {
+    // A getter of a thrown object may throw as well.
+    return undefined;
   }
+}
+
+/** The most that a substitute looks into: an object may refer to a whole program. */
+const MOST_DEPTH = 500;
+const MOST_NODES = 100_000;
+
+/** JSON text of any value: what JSON holds as it is, the rest as something readable in its place. */
+function jsonText(value: unknown): string {
+  try {
+    return strictStringify(value, 'result');
+  } catch {
+    return JSON.stringify(substitute(value, { ancestors: new Set(), nodes: 0 }));
+  }
+}
+
+interface Walk {
+  readonly ancestors: Set<object>;
+  nodes: number;
+}
+
+function substitute(value: unknown, walk: Walk): JsonValue {
+  switch (typeof value) {
+    case 'string':
+    case 'boolean':
+      return value;
+    case 'number':
+      return Number.isFinite(value) ? value : String(value);
+    case 'bigint':
+    case 'symbol':
+      return String(value);
+    case 'function':
+      return `[function ${value.name}]`;
+    case 'undefined':
+      return null;
+    case 'object':
+      break;
+  }
+  if (value === null) return null;
+  walk.nodes += 1;
+  if (walk.ancestors.has(value)) return '[a cycle]';
+  if (walk.ancestors.size >= MOST_DEPTH || walk.nodes > MOST_NODES) return '[left out]';
+  walk.ancestors.add(value);
+  try {
+    return substituteObject(value, walk);
+  } catch (error) {
+    return `[cannot be printed: ${messageOf(error)}]`;
+  } finally {
+    walk.ancestors.delete(value);
+  }
+}
+
+function substituteObject(value: object, walk: Walk): JsonValue {
+  if (ArrayBuffer.isView(value) || value instanceof ArrayBuffer) return `[${value.byteLength} bytes]`;
+  if (value instanceof Error) return messageOf(value);
+  if (value instanceof Map) return Object.fromEntries([...value].map(([key, inner]) => [typeof key === 'string' ? key : JSON.stringify(substitute(key, walk)), substitute(inner, walk)]));
+  if (value instanceof Set) return [...value].map((inner) => substitute(inner, walk));
+  if (Array.isArray(value)) return value.map((inner) => substitute(inner, walk));
+  if ('toJSON' in value && typeof value.toJSON === 'function') return substitute((value.toJSON as () => unknown)(), walk);
+  const entries: [string, JsonValue][] = [];
+  for (const key of Object.keys(value)) {
+    try {
+      const inner = (value as Record<string, unknown>)[key];
+      if (inner !== undefined) entries.push([key, substitute(inner, walk)]);
+    } catch (error) {
+      entries.push([key, `[cannot be read: ${messageOf(error)}]`]);
+    }
+  }
+  return Object.fromEntries(entries);
 }
 
 const PART_TYPES = new Set<unknown>(['text', 'image', 'file']);
@@ -212,14 +268,44 @@ function isContent(value: unknown): value is readonly ToolContentPart[] {
     value.every((part: unknown) => {
       if (typeof part !== 'object' || part === null || !('type' in part) || !PART_TYPES.has(part.type)) return false;
       if (part.type === 'text') return 'text' in part && typeof part.text === 'string';
-      const data = part.type === 'image' ? 'image' : 'data';
-      return typeof (part as Record<string, unknown>)[data] === 'string' && 'mediaType' in part && typeof part.mediaType === 'string';
+      const data = (part as Record<string, unknown>)[part.type === 'image' ? 'image' : 'data'];
+      return (typeof data === 'string' || data instanceof Uint8Array) && 'mediaType' in part && typeof part.mediaType === 'string';
     })
   );
 }
 
-function copyPart(part: ToolContentPart): ToolContentPart {
-  return part.type === 'text' ? { type: 'text', text: cutResult(part.text) } : { ...part };
+/** Media larger than this are no help to a model and a burden to every later request. */
+const MAX_MEDIA_CHARS = 20_000_000;
+
+type StoredPart = { readonly type: 'text'; readonly text: string } | { readonly type: 'image'; readonly image: string; readonly mediaType: string } | { readonly type: 'file'; readonly data: string; readonly mediaType: string; readonly filename?: string };
+
+/** Copies of the parts; all texts together keep to the limit of a result. */
+function cutContent(parts: readonly ToolContentPart[]): StoredPart[] {
+  let left = MAX_RESULT_CHARS;
+  return parts.map((part) => {
+    if (part.type === 'text') {
+      const text = cutResult(part.text, Math.max(0, left));
+      left -= text.length;
+      return { type: 'text', text };
+    }
+    const { data, mediaType } = mediaOf(part.type === 'image' ? part.image : part.data, part.mediaType);
+    if (data.length > MAX_MEDIA_CHARS) return { type: 'text', text: `[${part.type} of type ${mediaType}, about ${Math.floor((data.length * 3) / 4)} bytes: left out, as it is too large]` };
+    if (part.type === 'image') return { type: 'image', image: data, mediaType };
+    return { type: 'file', data, mediaType, ...(typeof part.filename === 'string' ? { filename: cutText(part.filename, 200) } : {}) };
+  });
+}
+
+/** Base64 text, whatever spelling the tool chose: bytes, base64, or a `data:` URL. */
+function mediaOf(given: string | Uint8Array, mediaType: string): { readonly data: string; readonly mediaType: string } {
+  if (typeof given !== 'string') return { data: base64Of(given), mediaType };
+  const dataUrl = /^data:([^;,]+);base64,(.*)$/s.exec(given);
+  return dataUrl === null ? { data: given, mediaType } : { data: dataUrl[2] ?? '', mediaType: dataUrl[1] ?? mediaType };
+}
+
+function base64Of(bytes: Uint8Array): string {
+  let binary = '';
+  for (let at = 0; at < bytes.length; at += 8192) binary += String.fromCharCode(...bytes.subarray(at, at + 8192));
+  return btoa(binary);
 }
 
 /** An outcome as the `output` of a `tool-result` part. */
@@ -230,7 +316,7 @@ export function outputOf(outcome: ToolOutcome): ToolResultOutput {
   if (isContent(result)) {
     return {
       type: 'content',
-      value: result.map((part) => {
+      value: cutContent(result).map((part) => {
         switch (part.type) {
           case 'text':
             return part;

@@ -1,12 +1,14 @@
+import type { CompletedCall } from './answer-assembly.js';
 import type { Attempt, Frame } from './attempt.js';
 import { pause } from './clock.js';
 import type { ModelDelta, ModelRequest } from './hooks.js';
-import { deepFreeze, wellFormed, type JsonValue } from './json.js';
-import { renderHistory, type Message, type ModelResponse } from './messages.js';
-import { callModel, type CompletedCall } from './model-call.js';
+import { deepFreeze } from './json.js';
+import { renderHistory, settleMessage, withoutInternalInJson, type Message, type ModelResponse } from './messages.js';
+import { callModel, enforcesSchema } from './model-call.js';
 import { addUsage, type ModelHandle } from './model.js';
 import { LimitExceededError, ModelCallError, RunCancelledError, RunError, runErrorData, ShimError } from './run-errors.js';
 import type { NextModelCall } from './shim.js';
+import { settleResponse } from './settle-response.js';
 import { deferAppended, ToolRound } from './tool-round.js';
 import { defineTool, type Tool } from './tools.js';
 import { ToolSet, type ToolConfig } from './tool-set.js';
@@ -47,17 +49,19 @@ export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boole
   const { descriptor, tools } = frame.agent;
   const own = [...tools, ...handoffTools(frame)];
   const base: ToolConfig | null = own.length === 0 && Object.keys(descriptor.tools).length === 0 ? null : { ...descriptor.tools, tools: own };
+  const openTurn = rebuild ? attempt.position.openTurn : undefined;
   const core: TurnCore = {
     working: attempt.working,
     toolSet: new ToolSet(base),
     transientState: attempt.transientState,
-    runTurn: attempt.position.runTurn,
-    isFirstForThisAgent: !attempt.position.seenAgents.includes(descriptor.name),
+    runTurn: openTurn?.runTurn ?? attempt.position.runTurn,
+    isFirstForThisAgent: openTurn?.isFirstForThisAgent ?? !attempt.position.seenAgents.includes(descriptor.name),
     gates: [],
     owners: new Map(),
     modelArgs: Object.keys(descriptor.modelArgs).length === 0 ? {} : structuredClone(descriptor.modelArgs),
     frozen: false,
     openCallIds: new Set(),
+    rebuilt: rebuild,
     over: false,
   };
   attempt.core = core;
@@ -98,31 +102,45 @@ export async function modelStep(attempt: Attempt, frame: Frame, core: TurnCore):
   const config = visibleTools(attempt, core, spent, new Map(Object.entries(attempt.position.toolCalls)));
   core.frozen = true;
   if (core.modelArgs !== null) deepFreeze(core.modelArgs);
-  const messages = await transformed(attempt, frame, core);
-  attempt.event(attempt.effects.snapshot('turnPrepared', attempt.working.turnCount));
-  const request: ModelRequest = { model: frame.agent.descriptor.model, messages, tools: config, modelArgs: core.modelArgs, output: frame.agent.descriptor.output };
-  const call = await wrappedCall(attempt, frame, request);
+  const call = await mendableCall(attempt, frame, core, config);
   const { response } = call;
   attempt.hold();
   try {
-    return await takeResponse(attempt, frame, core, config, call);
+    const answered = await takeResponse(attempt, frame, core, config, call);
+    // What was shown is in the history from here on; an answer that was not taken stays the partial one.
+    attempt.partialText = '';
+    return answered;
   } catch (error) {
     attempt.release();
     throw error;
   } finally {
-    attempt.partialText = '';
     attempt.replaces = undefined;
     await attempt.observe(frame, (hooks, task) => hooks.onLlmEnd?.(task, response));
   }
 }
 
+/** The call; once more when the context was exceeded and a shim has mended the history, with all that shims make of its request. */
+async function mendableCall(attempt: Attempt, frame: Frame, core: TurnCore, tools: ToolConfig | null): Promise<CompletedCall> {
+  const { model, output } = frame.agent.descriptor;
+  for (let first = true; ; first = false) {
+    const messages = await transformed(attempt, frame, core);
+    if (first) attempt.event(attempt.effects.snapshot('turnPrepared', attempt.working.turnCount));
+    try {
+      return await wrappedCall(attempt, frame, { model, messages, tools, modelArgs: core.modelArgs, output });
+    } catch (error) {
+      if (!first || attempt.signal.aborted || !(error instanceof ModelCallError) || error.code !== 'context_exceeded') throw error;
+      if (!(await contextMended(frame, error))) throw error;
+    }
+  }
+}
+
 async function takeResponse(attempt: Attempt, frame: Frame, core: TurnCore, config: ToolConfig | null, completed: CompletedCall): Promise<Answered> {
-  const { response, brokenArguments } = completed;
+  const { response, brokenArguments, providerFinishReason } = completed;
   const { working, position } = attempt;
   const turn = working.turnCount;
   const { modelCallId, message, finishReason, usage } = response;
-  attempt.event({ type: 'model.completed', turn, modelCallId, message, finishReason, usage });
-  attempt.effects.take();
+  const reason = providerFinishReason === undefined ? {} : { providerFinishReason };
+  attempt.event({ type: 'model.completed', turn, modelCallId, message, finishReason, ...reason, usage });
   working.responses.push(response);
   working.history.push(response);
   attempt.effects.rebase();
@@ -131,8 +149,10 @@ async function takeResponse(attempt: Attempt, frame: Frame, core: TurnCore, conf
   for (const session of frame.shims.active('onModelResponse')) {
     await frame.shims.call(session, 'onModelResponse', () => session.bound.onModelResponse(frame.shims.turnOf(session), response));
   }
+  frame.shims.flushStates();
   if (!position.seenAgents.includes(attempt.agent)) position.seenAgents.push(attempt.agent);
   if (calls.length === 0) return { response, round: undefined };
+  position.openTurn = { runTurn: core.runTurn, isFirstForThisAgent: core.isFirstForThisAgent };
   working.settleHistory();
   deferAppended(attempt, response);
   attempt.effects.rebase();
@@ -150,13 +170,20 @@ async function transformed(attempt: Attempt, frame: Frame, core: TurnCore): Prom
     // A copy per shim: what it does to the list it got is nobody else's, and nothing is persisted (R47, R50).
     const copy = structuredClone(given) as Message[];
     const startedAt = attempt.clock.now();
-    const returned = await frame.shims.call(session, 'transformMessages', () => session.bound.transformMessages(frame.shims.turnOf(session), copy));
-    if (!Array.isArray(returned)) continue;
+    const returned = await frame.shims.call(session, 'transformMessages', async () =>
+      settledList(await session.bound.transformMessages(frame.shims.turnOf(session), copy)),
+    );
+    if (returned === undefined) continue;
     frame.shims.recordEffect(session.name, 'transformMessages', attempt.effects.messagesChange(given, returned), attempt.clock.now() - startedAt);
     messages = returned;
   }
   if (core.working !== attempt.working) throw new Error('The turn belongs to another attempt.');
   return messages;
+}
+
+/** The list that a shim gave, so that nothing it does to it later reaches the call or a retry (R49). @throws TypeError, ZodError */
+function settledList(messages: readonly Message[] | void): readonly Message[] | undefined {
+  return Array.isArray(messages) ? (messages as readonly Message[]).map((message, index) => settleMessage(message, `messages[${index}]`)) : undefined;
 }
 
 /** The onion of wrapModelCall around the call with its retries, first shim outermost. */
@@ -167,14 +194,29 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
     completed.set(call.response, call);
     return call.response;
   };
+  // What a wrap made of a response stays an answer of its call: broken arguments are still broken.
+  const settle = (response: ModelResponse): ModelResponse => {
+    if (completed.has(response)) return response;
+    const settled = settleResponse(response, { modelId: request.model, newId: () => attempt.deps.newId() });
+    const origin = [...completed.values()].find((call) => call.response.modelCallId === settled.modelCallId);
+    completed.set(settled, { ...origin, response: settled, brokenArguments: origin?.brokenArguments ?? new Map<string, string>() });
+    return settled;
+  };
   const chain = frame.shims.active('wrapModelCall').reduceRight<NextModelCall>(
     (next, session) => async (inner) => {
       let called: Promise<ModelResponse> | undefined;
       try {
-        return await session.bound.wrapModelCall(frame.shims.turnOf(session), inner, async (changed) => {
-          called = next(changed);
-          return called;
-        });
+        const startedAt = attempt.clock.now();
+        const record = (): void => frame.shims.recordWrites(session, 'wrapModelCall', attempt.clock.now() - startedAt);
+        const response = await frame.shims.wrap(session, 'wrapModelCall', async () =>
+          session.bound.wrapModelCall(frame.shims.turnOf(session), inner, async (changed) => {
+            record();
+            called = next(changed);
+            return called;
+          }),
+        );
+        record();
+        return settle(response);
       } catch (error) {
         if (error instanceof RunError || error instanceof RunCancelledError || attempt.signal.aborted) throw error;
         const failure = new ShimError(session.name, 'wrapModelCall', error);
@@ -186,24 +228,16 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
     innermost,
   );
   const response = await chain(request);
-  return completed.get(response) ?? { response: deepFreeze(wellFormed(response as unknown as JsonValue) as unknown as ModelResponse), brokenArguments: new Map() };
+  return completed.get(response) ?? { response, brokenArguments: new Map() };
 }
 
 async function callWithRetries(attempt: Attempt, frame: Frame, request: ModelRequest): Promise<CompletedCall> {
-  let current = request;
-  let compacted = false;
   for (let retry = 0; ; retry += 1) {
     const modelCallId = attempt.deps.newId();
     try {
-      return await callOnce(attempt, frame, current, modelCallId);
+      return await callOnce(attempt, frame, request, modelCallId);
     } catch (error) {
       if (attempt.signal.aborted || !(error instanceof ModelCallError)) throw error;
-      if (error.code === 'context_exceeded' && !compacted && (await contextMended(frame, error))) {
-        compacted = true;
-        current = { ...current, messages: renderHistory(attempt.working.instructions, attempt.working.history) };
-        retry -= 1;
-        continue;
-      }
       const delayMs = retryDelay(error, retry, attempt.deps.random());
       if (!error.retryable || retry >= attempt.deps.modelMaxRetries || delayMs === undefined) throw error;
       attempt.event({ type: 'model.retrying', turn: attempt.working.turnCount, modelCallId, error: error.toData(), delayMs, retry: retry + 1 });
@@ -231,10 +265,8 @@ async function contextMended(frame: Frame, error: ModelCallError): Promise<boole
 async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, modelCallId: string): Promise<CompletedCall> {
   const handle = attempt.deps.models.resolve(request.model);
   const turn = attempt.working.turnCount;
-  await attempt.observe(frame, (hooks, task) => hooks.onLlmStart?.(task, request));
-  const { replaces } = attempt;
-  attempt.event({ type: 'model.started', turn, modelCallId, model: handle.id, ...(replaces === undefined ? {} : { replaces }) });
-  attempt.partialText = '';
+  await attempt.observe(frame, (hooks, task) => hooks.onLlmStart?.(task, requestSeen(request)));
+  let shown = false;
   const used = usedCallIds(attempt);
   try {
     const call = await callModel(handle, withOutputInstruction(handle, request), {
@@ -247,14 +279,20 @@ async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, m
       onDelta: (delta) => {
         attempt.replaces = modelCallId;
         if (delta.kind === 'flush') return;
-        if (delta.kind === 'text') attempt.partialText += delta.text;
+        // The text of a call that was cut stays the partial one until the call that replaces it has some.
+        if (delta.kind === 'text') attempt.partialText = shown ? attempt.partialText + delta.text : delta.text;
+        shown ||= delta.kind === 'text';
         attempt.event({ type: 'model.delta', turn, modelCallId, kind: delta.kind, text: delta.text, ...(delta.toolCallId === undefined ? {} : { toolCallId: delta.toolCallId }) });
       },
-      onRepairs: (repairs) => {
-        attempt.event({ type: 'history.repaired', turn, repairs });
+      onStart: (repairs) => {
+        const { replaces } = attempt;
+        const fields = { ...(replaces === undefined ? {} : { replaces }), ...(repairs.length === 0 ? {} : { repairs }) };
+        attempt.event({ type: 'model.started', turn, modelCallId, model: handle.id, ...fields });
+      },
+      onUsage: (usage) => {
+        attempt.usage = addUsage(attempt.usage, usage);
       },
     });
-    attempt.usage = addUsage(attempt.usage, call.response.usage);
     return call;
   } catch (error) {
     if (attempt.signal.aborted && attempt.signal.reason instanceof RunCancelledError) {
@@ -262,6 +300,12 @@ async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, m
     }
     throw error;
   }
+}
+
+/** The request as observers get it: nothing of it can be changed (R110), and written as JSON it leaves internal messages out (R90). */
+function requestSeen(request: ModelRequest): ModelRequest {
+  const tools = request.tools === null ? null : Object.freeze({ ...request.tools, tools: Object.freeze([...request.tools.tools]) });
+  return Object.freeze({ ...request, tools, messages: withoutInternalInJson(request.messages.map((message) => deepFreeze(message))) });
 }
 
 function usedCallIds(attempt: Attempt): Set<string> {
@@ -303,7 +347,7 @@ function deltaTransform(frame: Frame): ((delta: ModelDelta) => ModelDelta | null
 
 /** Where the provider cannot enforce a schema, the request says it in words. */
 function withOutputInstruction(handle: ModelHandle, request: ModelRequest): ModelRequest {
-  if (request.output === undefined || handle.nativeStructuredOutput) return request;
+  if (request.output === undefined || enforcesSchema(handle, request.output)) return request;
   const text = `Your final answer must be one JSON value that satisfies this JSON Schema, and nothing else:\n${JSON.stringify(request.output)}`;
   const [first, ...rest] = request.messages;
   if (first?.role === 'system') return { ...request, messages: [{ ...first, content: `${first.content}\n\n${text}` }, ...rest] };

@@ -6,8 +6,10 @@ import type { LanguageModelV3 } from '@ai-sdk/provider';
 import type { ModelHandle, ModelSource } from '../agent/model.js';
 import { textCleaner } from './error-text.js';
 import { failureOf } from './provider-error.js';
+import { ANTHROPIC_RULES, CHAT_RULES, COMPATIBLE_RULES, googleRules, RESPONSES_RULES } from './prompt-rules.js';
 import { ProviderTransport } from './provider-fetch.js';
 import { ScriptedModel } from './scripted-model.js';
+import { keepsToStrictMode } from './strict-schema.js';
 import { UnknownModelError } from './unknown-model-error.js';
 
 /** Model access as configured. A base URL is that of the API version, e.g. `https://api.openai.com/v1`. */
@@ -41,9 +43,7 @@ interface Provider {
   readonly configured: boolean;
   /** The variable that configures it. */
   readonly variable: string;
-  create(
-    model: string,
-  ): { readonly languageModel: LanguageModelV3; readonly nativeStructuredOutput: boolean } | undefined;
+  create(model: string): Pick<ModelHandle, 'languageModel' | 'nativeStructuredOutput' | 'promptRules'> | undefined;
 }
 
 const MAX_CONNECT_MS = 10_000;
@@ -146,14 +146,22 @@ function providersOf(options: ModelRegistryOptions, transport: ProviderTransport
       baseUrl: openaiUrl,
       configured: options.openaiApiKey !== undefined,
       variable: 'OPENAI_API_KEY',
-      create: (model) => ({ languageModel: selfContained(responses.responses(model)), nativeStructuredOutput: true }),
+      create: (model) => ({
+        languageModel: withOpenaiDefaults(responses.responses(model), { store: false }),
+        nativeStructuredOutput: true,
+        promptRules: RESPONSES_RULES,
+      }),
     },
     {
       name: 'openai-chat',
       baseUrl: openaiUrl,
       configured: options.openaiApiKey !== undefined,
       variable: 'OPENAI_API_KEY',
-      create: (model) => ({ languageModel: chat.chat(model), nativeStructuredOutput: true }),
+      create: (model) => ({
+        languageModel: withOpenaiDefaults(chat.chat(model), {}),
+        nativeStructuredOutput: true,
+        promptRules: CHAT_RULES,
+      }),
     },
     {
       name: 'anthropic',
@@ -163,6 +171,7 @@ function providersOf(options: ModelRegistryOptions, transport: ProviderTransport
       create: (model) => ({
         languageModel: anthropic.languageModel(model),
         nativeStructuredOutput: !ANTHROPIC_WITHOUT_SCHEMA.test(model),
+        promptRules: ANTHROPIC_RULES,
       }),
     },
     {
@@ -170,17 +179,25 @@ function providersOf(options: ModelRegistryOptions, transport: ProviderTransport
       baseUrl: googleUrl,
       configured: options.googleApiKey !== undefined,
       variable: 'GOOGLE_GENERATIVE_AI_API_KEY',
-      create: (model) => ({
-        languageModel: google.languageModel(model),
-        nativeStructuredOutput: !GOOGLE_WITHOUT_SCHEMA.test(model),
-      }),
+      create: (model) => {
+        const languageModel = google.languageModel(model);
+        return {
+          languageModel,
+          nativeStructuredOutput: !GOOGLE_WITHOUT_SCHEMA.test(model),
+          promptRules: googleRules(model, () => languageModel.supportedUrls),
+        };
+      },
     },
     {
       name: 'openai-compatible',
       baseUrl: compatibleUrl,
       configured: compatibleUrl !== undefined,
       variable: 'OPENAI_COMPATIBLE_BASE_URL',
-      create: (model) => ({ languageModel: compatible.chatModel(model), nativeStructuredOutput: false }),
+      create: (model) => ({
+        languageModel: compatible.chatModel(model),
+        nativeStructuredOutput: false,
+        promptRules: COMPATIBLE_RULES,
+      }),
     },
     {
       name: 'scripted',
@@ -200,21 +217,25 @@ const ANTHROPIC_WITHOUT_SCHEMA =
 const GOOGLE_WITHOUT_SCHEMA = /^(?!.*gemini-)|gemini-(?:1|2)(?=$|[-.])|gemini-pro/;
 
 /**
- * The Responses API keeps every answer for its account and lets later requests refer to it. A durable history must not lean on that copy,
- * which expires: unless a call says otherwise it is not kept, and everything is sent again (reasoning comes back encrypted).
+ * What a call says of itself wins over these defaults. `store: false`: the Responses API keeps every answer for its account and lets
+ * later requests refer to it, and a durable history must not lean on that copy, which expires; so everything is sent again (reasoning
+ * comes back encrypted). A schema is enforced strictly only where it keeps to the rules of that mode, since the API refuses the others.
  */
-function selfContained(model: LanguageModelV3): LanguageModelV3 {
-  const withoutStore = <T extends Parameters<LanguageModelV3['doStream']>[0]>(options: T): T => ({
-    ...options,
-    providerOptions: { ...options.providerOptions, openai: { store: false, ...options.providerOptions?.openai } },
-  });
+function withOpenaiDefaults(model: LanguageModelV3, defaults: { readonly store?: false }): LanguageModelV3 {
+  const withDefaults = <T extends Parameters<LanguageModelV3['doStream']>[0]>(options: T): T => {
+    const { responseFormat } = options;
+    const schema = responseFormat?.type === 'json' ? responseFormat.schema : undefined;
+    const strict = schema === undefined || keepsToStrictMode(schema) ? {} : { strictJsonSchema: false };
+    const own = { ...defaults, ...strict, ...options.providerOptions?.openai };
+    return { ...options, providerOptions: { ...options.providerOptions, openai: own } };
+  };
   return {
     specificationVersion: model.specificationVersion,
     provider: model.provider,
     modelId: model.modelId,
     supportedUrls: model.supportedUrls,
-    doGenerate: (options) => model.doGenerate(withoutStore(options)),
-    doStream: (options) => model.doStream(withoutStore(options)),
+    doGenerate: (options) => model.doGenerate(withDefaults(options)),
+    doStream: (options) => model.doStream(withDefaults(options)),
   };
 }
 
