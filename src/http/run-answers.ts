@@ -46,8 +46,10 @@ export class RunAnswers {
     const { request, reply } = exchange;
     locate(reply, change.runId);
     if (wantsEventStream(request.headers.accept)) return this.#stream(exchange, change, undefined);
-    const run = (await this.#waited(exchange, change.runId)) ?? change.run;
-    reply.code(TERMINAL_STATUSES.has(run.status) ? 200 : 202);
+    const waited = await this.#waited(exchange, change.runId);
+    const run = waited ?? change.run;
+    const taken = waited === undefined && change.taken === true;
+    reply.code(TERMINAL_STATUSES.has(run.status) && !taken ? 200 : 202);
     return run;
   }
 

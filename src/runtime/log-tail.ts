@@ -17,6 +17,7 @@ interface TailEvent {
 export function interruptedModelCall(bodies: readonly string[]): string | undefined {
   for (const body of bodies) {
     for (const line of body.split('\n').toReversed()) {
+      if (ofChild(line)) continue;
       const type = typeOfLine(line);
       const event = (): TailEvent => JSON.parse(line) as TailEvent;
       if (type === 'model.delta') return event().modelCallId;
@@ -35,6 +36,7 @@ export function partialText(bodies: readonly string[]): string | null {
   const pieces: string[] = [];
   for (const body of bodies) {
     for (const line of body.split('\n').toReversed()) {
+      if (ofChild(line)) continue;
       const type = typeOfLine(line);
       if (type === 'model.delta') {
         const { kind, text = '' } = JSON.parse(line) as TailEvent;
@@ -43,6 +45,11 @@ export function partialText(bodies: readonly string[]): string | null {
     }
   }
   return pieces.length === 0 ? null : pieces.toReversed().join('');
+}
+
+/** Whether a line shows what a sub-agent did: that is in the log of its own run too, and is nothing that this run did. */
+function ofChild(line: string): boolean {
+  return /^\{"seq":\d+,"type":"[^"]*","runId":"[^"]*","childRunId":/.test(line);
 }
 
 const BOUNDARIES = new Set(['model.started', 'model.completed', 'turn.completed', 'run.started', 'run.resumed', 'run.created', 'run.waiting']);

@@ -5,7 +5,9 @@ import type { NamedShim } from '../agent/bound-shims.js';
 import type { JsonValue } from '../agent/json.js';
 import type { HistoryItem } from '../agent/messages.js';
 import { NO_USAGE } from '../agent/model.js';
+import { messageOf } from '../agent/run-errors.js';
 import type { Run } from '../agent/run.js';
+import type { Logger } from '../agent/tools.js';
 import { DrainingError, IdempotencyMismatchError, InputRequiredError, QueueFullError, ValidationError } from '../errors.js';
 import type { StoredAgent } from '../store/agent-store.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
@@ -39,6 +41,7 @@ export interface RuntimeDeps {
   readonly models: { list(): readonly unknown[] };
   readonly preview: PreviewDeps;
   readonly expiries: Expiries;
+  readonly log: Logger;
   readonly maxQueuedRuns: number;
   readonly now: () => number;
   readonly newId: () => string;
@@ -62,8 +65,10 @@ export class Runtime implements AgentRuntime {
     this.#deps = deps;
     deps.scheduler.connect({
       claim: async (runId) => this.#claimQueued(runId),
-      onDone: (runId) => {
-        this.#afterAttempt(runId);
+      onDone: (runId, epoch) => {
+        this.#afterAttempt(runId, epoch).catch((error: unknown) => {
+          deps.log.error({ runId, err: error }, 'what follows an attempt failed');
+        });
       },
     });
   }
@@ -159,18 +164,22 @@ export class Runtime implements AgentRuntime {
   async #resume(runId: string, owner: string, request: ResumeRun, items: readonly HistoryItem[] | undefined): Promise<RunChange> {
     const { writer, changes, scheduler } = this.#deps;
     const hasSlot = scheduler.reserve();
+    // The worker of the attempt before may still be there, so it does not tell whether the slot was taken.
+    let slotTaken = false;
     try {
       const { resumed, claimed } = await writer.run(() => {
         const taken = changes.resume(runId, owner, request, items);
         // Thrown inside the transaction: what was taken is undone.
         if (taken.starts) this.#assertRoom(hasSlot);
-        return { resumed: taken, claimed: taken.starts && hasSlot ? this.#claim(runId) : undefined };
+        return { resumed: taken, claimed: taken.starts && hasSlot ? this.#claimLoaded(runId) : undefined };
       });
       this.#publishWritten(resumed);
       if (claimed !== undefined) {
         this.#publishWritten(claimed.written);
-        this.#drive(this.#startLoaded(claimed), 'reserved');
+        slotTaken = true;
+        this.#drive(claimed.start, 'reserved');
       } else {
+        slotTaken = true;
         if (hasSlot) scheduler.release();
         if (resumed.starts) scheduler.enqueue(runId);
       }
@@ -178,7 +187,7 @@ export class Runtime implements AgentRuntime {
       const after = resumed.starts ? resumed.lastSeq - resumed.lines.length : resumed.lastSeq - 1;
       return this.#change(runId, { key: owner === '' ? null : owner }, after);
     } catch (error) {
-      if (hasSlot && scheduler.worker(runId) === undefined) scheduler.release();
+      if (hasSlot && !slotTaken) scheduler.release();
       throw error;
     }
   }
@@ -237,6 +246,9 @@ export class Runtime implements AgentRuntime {
       throw new InputRequiredError({ detail: 'The history ends with an answer there: a fork needs an input.', errors: [{ pointer: '/input', message: 'required' }] });
     }
     const instance = agents.instance(stored.descriptor, doc);
+    const hasSlot = scheduler.reserve();
+    if (hasSlot) scheduler.release();
+    this.#assertRoom(hasSlot);
     const id = newId();
     const lines = await writer.run(() => {
       const nowMs = now();
@@ -343,16 +355,57 @@ export class Runtime implements AgentRuntime {
   }
 
   async #claimQueued(runId: string): Promise<AttemptStart | undefined> {
-    const claimed = await this.#deps.writer.run(() => this.#claim(runId));
-    if (claimed === undefined) return undefined;
-    this.#publishWritten(claimed.written);
-    return this.#startLoaded(claimed);
+    const taken = await this.#takeUp(runId, () => this.#claimLoaded(runId));
+    if (taken === undefined) return undefined;
+    this.#publishWritten(taken.written);
+    return taken.start;
   }
 
-  #startLoaded(claimed: Claimed): AttemptStart {
-    const { store } = this.#deps;
-    const saved = store.load(claimed.row.n);
-    return this.#startOf(claimed, { saved, request: store.request(claimed.row.n), recovered: saved.position.at === 'tools' });
+  /** Claims a queued run and reads what its attempt begins with, in one transaction: a store that fails has then claimed nothing. */
+  #claimLoaded(runId: string, shims?: readonly NamedShim[]): { readonly written: Written; readonly start: AttemptStart } | undefined {
+    const claimed = this.#claim(runId);
+    if (claimed === undefined) return undefined;
+    return { written: claimed.written, start: this.#startLoaded(claimed, shims) };
+  }
+
+  #startLoaded({ row, epoch }: Pick<Claimed, 'row' | 'epoch'>, shims?: readonly NamedShim[]): AttemptStart {
+    const { store, agents } = this.#deps;
+    const saved = store.load(row.n);
+    const request = store.request(row.n);
+    const agent = withShims(agents.resolver({ agent: row.agent, version: row.agent_version }, request), row.agent, shims);
+    return this.#startOf({ row, epoch }, { saved, request, recovered: saved.position.at === 'tools', agent });
+  }
+
+  /** Takes a run up in a transaction that waits for the storage; a run whose record cannot be read is failed, and it alone. */
+  async #takeUp<T>(runId: string, claim: () => T): Promise<T | undefined> {
+    const { writer, log } = this.#deps;
+    try {
+      return await writer.run(claim, { patient: true });
+    } catch (error) {
+      log.error({ runId, err: error }, 'a run could not be taken up');
+      await this.#endUnowned(runId, `The run could not be taken up: ${messageOf(error)}`);
+      return undefined;
+    }
+  }
+
+  /**
+   * Ends a run that is active although nobody drives it: nothing is running without an owner.
+   * @param epoch of the owner that left it; somebody else's is not touched
+   */
+  async #endUnowned(runId: string, message: string, epoch?: number): Promise<void> {
+    const { writer, store, changes, scheduler } = this.#deps;
+    const written = await writer.run(
+      () => {
+        const row = store.find(runId);
+        if (row === undefined || scheduler.worker(runId) !== undefined || row.epoch !== (epoch ?? row.epoch)) return undefined;
+        if (row.status === 'cancelling') return changes.endCancelled(row, false);
+        return row.status === 'queued' || row.status === 'running' ? changes.endFailed(row, { code: 'internal', message }) : undefined;
+      },
+      { patient: true },
+    );
+    if (written === undefined) return;
+    this.#publishWritten(written);
+    this.#recovery?.endOrphans(written.row);
   }
 
   #startOf(
@@ -375,48 +428,39 @@ export class Runtime implements AgentRuntime {
 
   /** Goes on with a run whose process died: a new epoch, `run.recovered`, and the loop from the last checkpoint. */
   async recover(runId: string, slot: 'reserved' | 'outside', shims?: readonly NamedShim[]): Promise<void> {
-    const { store, writer, changes, now, scheduler, agents } = this.#deps;
-    const claimed = await writer.run(() => {
+    const { store, changes, now } = this.#deps;
+    const taken = await this.#takeUp(runId, () => {
       const row = store.find(runId);
       // A cancel came before its recovery: nobody drives it any more.
-      if (row?.status === 'cancelling') return { row, epoch: undefined, written: changes.endCancelled(row, false) };
+      if (row?.status === 'cancelling') return { row, start: undefined, written: changes.endCancelled(row, false) };
       if (row?.status !== 'running') return undefined;
       if (row.crashes >= MAX_CRASHES) {
         const message = `The server died ${row.crashes} times on this run without progress; it was given up.`;
-        return { row, epoch: undefined, written: changes.endFailed(row, { code: 'crash_loop', message }) };
+        return { row, start: undefined, written: changes.endFailed(row, { code: 'crash_loop', message }) };
       }
       const nowMs = now();
       const { epoch } = store.takeLease(row.n, nowMs);
       store.raiseRecoveries(row.n);
       const lines = [eventLine({ type: 'run.recovered' }, row, nowMs)];
-      return { row, epoch, written: { row, lines, lastSeq: store.addEvents(row.n, lines, nowMs) } };
+      const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(row.n, TAIL_ROWS));
+      const start = { ...this.#startLoaded({ row, epoch }, shims), recovered: true, interruptedModelCallId };
+      return { row, start, written: { row, lines, lastSeq: store.addEvents(row.n, lines, nowMs) } };
     });
-    if (claimed === undefined) return;
-    this.#publishWritten(claimed.written);
-    const { row, epoch } = claimed;
-    if (epoch === undefined) {
-      this.#recovery?.endOrphans(row);
-      return;
-    }
-    const request = store.request(row.n);
-    const resolver = agents.resolver({ agent: row.agent, version: row.agent_version }, request);
-    const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(row.n, TAIL_ROWS));
-    const options = { saved: store.load(row.n), request, recovered: true, interruptedModelCallId };
-    this.#drive(this.#startOf({ row, epoch }, { ...options, agent: withShims(resolver, row.agent, shims) }), slot);
+    if (taken === undefined) return;
+    this.#publishWritten(taken.written);
+    if (taken.start === undefined) this.#recovery?.endOrphans(taken.row);
+    else this.#drive(taken.start, slot);
   }
 
   /** Drives a child run that nobody drives: a new one, or one that a crash or a wait had left. */
   async startChild(row: RunRow, shims: readonly NamedShim[] | undefined): Promise<void> {
-    const { writer, scheduler, store, agents } = this.#deps;
+    const { scheduler } = this.#deps;
     if (scheduler.worker(row.id) !== undefined) return;
     if (row.status === 'running') return this.recover(row.id, 'outside', shims);
-    const claimed = await writer.run(() => this.#claim(row.id));
-    if (claimed === undefined) return;
-    this.#publishWritten(claimed.written);
-    const request = store.request(row.n);
-    const resolver = agents.resolver({ agent: row.agent, version: row.agent_version }, request);
-    const saved = store.load(row.n);
-    this.#drive(this.#startOf(claimed, { saved, request, recovered: saved.position.at === 'tools', agent: withShims(resolver, row.agent, shims) }), 'outside');
+    const taken = await this.#takeUp(row.id, () => this.#claimLoaded(row.id, shims));
+    if (taken === undefined) return;
+    this.#publishWritten(taken.written);
+    this.#drive(taken.start, 'outside');
   }
 
   #ancestorsOf(row: RunRow): Ancestor[] {
@@ -437,10 +481,13 @@ export class Runtime implements AgentRuntime {
     this.#deps.eventLog.publish(runId, { firstSeq, lines: withSeqs(lines, firstSeq + lines.length - 1) });
   }
 
-  #afterAttempt(runId: string): void {
-    const row = this.#deps.store.find(runId);
+  async #afterAttempt(runId: string, epoch: number): Promise<void> {
+    // Patient, since what follows an attempt must follow it also where the storage fails just now.
+    const row = await this.#deps.writer.run(() => this.#deps.store.find(runId), { patient: true });
     if (row?.status === 'waiting') this.#deps.expiries.watch(row.id);
-    if (row !== undefined && isOver(row)) this.#recovery?.endOrphans(row);
+    if (row === undefined) return;
+    if (isOver(row)) this.#recovery?.endOrphans(row);
+    else if (!this.#draining && row.epoch === epoch) await this.#endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
   }
 
   /** Answers for calls that nobody decided in time: denied with the reason `expired`. */

@@ -4,10 +4,23 @@ import type { Database, Statement } from 'better-sqlite3';
 export class EventReader {
   readonly #run: Statement;
   readonly #pages: Statement;
+  readonly #newest: Statement;
 
   constructor(reader: Database) {
     this.#run = reader.prepare('SELECT n FROM runs WHERE id = ?').pluck();
     this.#pages = reader.prepare('SELECT first_seq, body FROM events WHERE run = ? AND last_seq > ? ORDER BY last_seq').raw();
+    this.#newest = reader.prepare('SELECT last_seq, body FROM events WHERE run = ? AND last_seq < ? ORDER BY last_seq DESC LIMIT 1').raw();
+  }
+
+  /** The rows of a run's log, newest first. */
+  *newest(runId: string): Generator<{ readonly lastSeq: number; readonly lines: readonly string[] }, void> {
+    const n = this.#run.get(runId) as number | undefined;
+    for (let before = Number.MAX_SAFE_INTEGER; n !== undefined; ) {
+      const row = this.#newest.get(n, before) as [number, string] | undefined;
+      if (row === undefined) return;
+      [before] = row;
+      yield { lastSeq: before, lines: row[1].split('\n') };
+    }
   }
 
   /** JSON lines of the events after a cursor: whole rows until the bytes are reached, at least one. */
