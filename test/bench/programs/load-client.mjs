@@ -1,0 +1,253 @@
+// The clients, all in one process: raw sockets, as little work per byte as can be, so that the server under test is the one
+// that is busy. A command comes from the bench, its result goes back under the same number.
+import { Socket } from 'node:net';
+import { tell } from './parent.mjs';
+
+const HEAD_END = Buffer.from('\r\n\r\n');
+const LINE_END = Buffer.from('\r\n');
+const EVENT = Buffer.from('event: ');
+const CARRY = 64;
+
+/** One connection that asks for one thing after the other, anew where the server closes it. */
+class Line {
+  #target;
+  #socket;
+  #exchange;
+
+  /** @param {{ host: string, port: number }} target */
+  constructor(target) {
+    this.#target = target;
+  }
+
+  /** Sends a request; the exchange hears of its head, its body's pieces and its end. */
+  ask(bytes, exchange) {
+    this.#exchange = exchange;
+    exchange.begin();
+    if (this.#socket === undefined) this.#connect();
+    this.#socket.write(bytes);
+  }
+
+  close() {
+    this.#socket?.destroy();
+    this.#socket = undefined;
+  }
+
+  #connect() {
+    const socket = new Socket();
+    this.#socket = socket;
+    socket.setNoDelay(true);
+    socket.on('data', (chunk) => {
+      if (this.#socket === socket) this.#exchange?.data(chunk, this);
+    });
+    socket.on('error', () => undefined);
+    socket.on('close', () => {
+      // One that was let go does not speak for its successor.
+      if (this.#socket !== socket) return;
+      this.#socket = undefined;
+      const exchange = this.#exchange;
+      this.#exchange = undefined;
+      exchange?.closed();
+    });
+    socket.connect(this.#target);
+  }
+
+  /** The exchange is complete; the connection serves the next one unless the server is going to close it. */
+  release(keep) {
+    this.#exchange = undefined;
+    if (!keep) this.close();
+  }
+}
+
+/** One request's answer: HTTP/1.1 with a length, in chunks, or until the end of the connection. */
+class Exchange {
+  status = 0;
+  events = 0;
+  bytes = 0;
+  startedAt = 0;
+  firstEventAt = 0;
+  marked = false;
+  #mark;
+  #counts;
+  #onEnd;
+  #onFirst;
+  #buffer;
+  #mode = 'head';
+  #left = 0;
+  #close = false;
+  #carry = Buffer.alloc(0);
+
+  /** @param {{ mark?: string, counts?: boolean, onEnd: Function, onFirst?: Function }} wishes */
+  constructor({ mark, counts = false, onEnd, onFirst }) {
+    this.#mark = mark === undefined ? undefined : Buffer.from(mark);
+    this.#counts = counts;
+    this.#onEnd = onEnd;
+    this.#onFirst = onFirst;
+  }
+
+  begin() {
+    this.startedAt = performance.now();
+  }
+
+  get ok() {
+    return this.status >= 200 && this.status < 300 && (this.#mark === undefined || this.marked);
+  }
+
+  data(chunk, line) {
+    let rest = this.#buffer === undefined ? chunk : Buffer.concat([this.#buffer, chunk]);
+    this.#buffer = undefined;
+    while (rest !== undefined && rest.length > 0) rest = this.#step(rest, line);
+  }
+
+  closed() {
+    this.#onEnd(this);
+  }
+
+  #step(bytes, line) {
+    switch (this.#mode) {
+      case 'head': {
+        const end = bytes.indexOf(HEAD_END);
+        if (end < 0) return this.#keep(bytes);
+        this.#readHead(bytes.latin1Slice(0, end).toLowerCase());
+        if (this.#mode === 'length' && this.#left === 0) return this.#done(line);
+        return bytes.subarray(end + 4);
+      }
+      case 'length':
+      case 'chunk': {
+        const piece = bytes.subarray(0, this.#left);
+        this.#left -= piece.length;
+        this.#body(piece);
+        if (this.#left === 0) {
+          if (this.#mode === 'length') return this.#done(line);
+          this.#mode = 'chunk-end';
+        }
+        return bytes.subarray(piece.length);
+      }
+      case 'chunk-size': {
+        const end = bytes.indexOf(LINE_END);
+        if (end < 0) return this.#keep(bytes);
+        this.#left = Number.parseInt(bytes.latin1Slice(0, end), 16);
+        this.#mode = this.#left === 0 ? 'last' : 'chunk';
+        return bytes.subarray(end + 2);
+      }
+      case 'chunk-end':
+      case 'last': {
+        if (bytes.length < 2) return this.#keep(bytes);
+        if (this.#mode === 'last') return this.#done(line);
+        this.#mode = 'chunk-size';
+        return bytes.subarray(2);
+      }
+      default:
+        this.#body(bytes);
+        return undefined;
+    }
+  }
+
+  #keep(bytes) {
+    this.#buffer = bytes;
+    return undefined;
+  }
+
+  #readHead(head) {
+    this.status = Number(head.slice(9, 12));
+    this.#close = head.includes('connection: close');
+    const length = /content-length: (\d+)/.exec(head);
+    if (head.includes('transfer-encoding: chunked')) this.#mode = 'chunk-size';
+    else if (length === null && this.status !== 204) this.#mode = 'until-close';
+    else {
+      this.#mode = 'length';
+      this.#left = length === null ? 0 : Number(length[1]);
+    }
+  }
+
+  #body(piece) {
+    this.bytes += piece.length;
+    if (this.#mark === undefined && !this.#counts) return;
+    // What is looked for may lie across two pieces.
+    const seen = this.#carry.length === 0 ? piece : Buffer.concat([this.#carry, piece]);
+    let counted = seen.length;
+    if (this.firstEventAt === 0 && seen.indexOf(EVENT) >= 0) {
+      this.firstEventAt = performance.now();
+      this.#onFirst?.(this);
+    }
+    if (this.#counts) {
+      for (let at = seen.indexOf(EVENT); at >= 0; at = seen.indexOf(EVENT, at + EVENT.length)) this.events += 1;
+      // Only what cannot have been counted is carried over.
+      const last = seen.lastIndexOf(EVENT);
+      counted = Math.max(last < 0 ? 0 : last + EVENT.length, seen.length - EVENT.length + 1);
+      counted = Math.min(counted, seen.length);
+    }
+    if (this.#mark !== undefined && !this.marked && seen.indexOf(this.#mark) >= 0) this.marked = true;
+    const from = this.#counts ? counted : Math.max(0, seen.length - CARRY);
+    this.#carry = seen.subarray(from);
+  }
+
+  #done(line) {
+    line.release(!this.#close);
+    this.#onEnd(this);
+    return undefined;
+  }
+}
+
+/** The bytes of a request. */
+function bytesOf({ method = 'POST', path, headers = {}, body }) {
+  const text = body === undefined ? '' : JSON.stringify(body);
+  const all = { host: 'bench', ...headers };
+  if (body !== undefined) Object.assign(all, { 'content-type': 'application/json', 'content-length': Buffer.byteLength(text) });
+  const lines = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);
+  return Buffer.from(`${method} ${path} HTTP/1.1\r\n${lines.join('')}\r\n${text}`);
+}
+
+function targetOf(url) {
+  const { hostname, port } = new URL(url);
+  return { host: hostname, port: Number(port) };
+}
+
+/**
+ * Keeps `concurrency` requests under way for `ms`, or until `count` were begun, and lets the last ones end. The n-th line sends
+ * the n-th request again and again.
+ */
+async function load({ url, requests, concurrency, ms = Number.POSITIVE_INFINITY, count = Number.POSITIVE_INFINITY, mark }) {
+  const target = targetOf(url);
+  const encoded = requests.map(bytesOf);
+  const firsts = [];
+  const faults = {};
+  let begun = 0;
+  let done = 0;
+  const startedAt = performance.now();
+  const until = startedAt + ms;
+  await Promise.all(
+    Array.from({ length: concurrency }, async (_, index) => {
+      const line = new Line(target);
+      const bytes = encoded[index % encoded.length];
+      await new Promise((resolve) => {
+        const next = () => {
+          if (begun >= count || performance.now() >= until) {
+            line.close();
+            resolve();
+            return;
+          }
+          begun += 1;
+          line.ask(bytes, new Exchange({ mark, onEnd: ended }));
+        };
+        const ended = (exchange) => {
+          done += 1;
+          if (!exchange.ok) faults[`${exchange.status}${exchange.marked ? '' : ' unfinished'}`] = (faults[`${exchange.status}${exchange.marked ? '' : ' unfinished'}`] ?? 0) + 1;
+          else if (exchange.firstEventAt > 0) firsts.push(exchange.firstEventAt - exchange.startedAt);
+          next();
+        };
+        next();
+      });
+    }),
+  );
+  return { done, ms: performance.now() - startedAt, firsts, faults };
+}
+
+const COMMANDS = { load };
+
+process.on('message', ({ number, command, input }) => {
+  COMMANDS[command](input).then(
+    (result) => tell({ number, result }),
+    (error) => tell({ number, error: error?.stack ?? String(error) }),
+  );
+});
+tell({ url: '' });

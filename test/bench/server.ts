@@ -1,0 +1,107 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { closeSync, openSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { fileURLToPath } from 'node:url';
+import { Channel } from './channel.js';
+import { own, plainEnvironment } from './program.js';
+
+const root = fileURLToPath(new URL('../..', import.meta.url));
+const probe = new URL('programs/probe.mjs', import.meta.url).href;
+const shimsDir = fileURLToPath(new URL('shims', import.meta.url));
+
+export interface BenchServerOptions {
+  readonly dataDir: string;
+  readonly modelUrl: string;
+  readonly durability?: 'full' | 'normal';
+  readonly env?: Readonly<Record<string, string>>;
+  /** Loads `programs/probe.mjs` first, so that `probe` can be asked for profiles and the heap. */
+  readonly probed?: boolean;
+}
+
+/** The agents that the rows run: `bench` has the three shims of P1, `bare` none, `idle` the one that does nothing. */
+const AGENTS: Readonly<Record<string, readonly string[]>> = {
+  bench: ['bench-echo', 'bench-brief', 'bench-idle'],
+  bare: [],
+  idle: ['bench-idle'],
+};
+
+/** The built server as users start it, its log in a file. */
+export class BenchServer {
+  readonly url: string;
+  readonly dataDir: string;
+  /** Answers only where the server was started `probed`. */
+  readonly probe: Channel;
+  readonly #child: ChildProcess;
+  /** From the start of the process until it listened. */
+  readonly startMs: number;
+
+  private constructor(child: ChildProcess, options: { readonly url: string; readonly dataDir: string; readonly startMs: number }) {
+    this.#child = child;
+    this.probe = new Channel(child);
+    this.url = options.url;
+    this.dataDir = options.dataDir;
+    this.startMs = options.startMs;
+  }
+
+  static async start(options: BenchServerOptions): Promise<BenchServer> {
+    const { dataDir, modelUrl, durability = 'full', env = {}, probed = false } = options;
+    const logFile = join(dataDir, 'bench.log');
+    const log = openSync(logFile, 'w');
+    const startedAt = performance.now();
+    const entry = join(root, 'dist/src/server.js');
+    const child = own(
+      spawn('bash', ['-c', 'ulimit -n "$(ulimit -H -n)"; exec "$@"', 'bash', process.execPath, ...(probed ? ['--import', probe] : []), entry], {
+        cwd: root,
+        stdio: ['ignore', log, log, ...(probed ? (['ipc'] as const) : [])],
+        env: {
+          ...plainEnvironment(),
+          PORT: '0',
+          DATA_DIR: dataDir,
+          SHIMS_DIR: shimsDir,
+          OPENAI_COMPATIBLE_BASE_URL: `${modelUrl}/v1`,
+          DURABILITY: durability,
+          ...env,
+        },
+      }),
+    );
+    closeSync(log);
+    const url = await listening(child, logFile);
+    const server = new BenchServer(child, { url, dataDir, startMs: performance.now() - startedAt });
+    for (const [name, shims] of Object.entries(AGENTS)) await server.#putAgent(name, shims);
+    return server;
+  }
+
+  get pid(): number {
+    return this.#child.pid ?? 0;
+  }
+
+  async json(path: string, init: RequestInit = {}): Promise<Record<string, unknown>> {
+    const answer = await fetch(this.url + path, init);
+    if (!answer.ok) throw new Error(`${init.method ?? 'GET'} ${path}: ${answer.status} ${await answer.text()}`);
+    return (await answer.json()) as Record<string, unknown>;
+  }
+
+  async stop(signal: NodeJS.Signals = 'SIGKILL'): Promise<void> {
+    if (this.#child.exitCode !== null || this.#child.signalCode !== null) return;
+    this.#child.kill(signal);
+    await once(this.#child, 'exit');
+  }
+
+  async #putAgent(name: string, shims: readonly string[]): Promise<void> {
+    const agent = { name, model: 'openai-compatible/fake', instructions: 'You are brief.', shims: shims.map((use) => ({ use })) };
+    const headers = { 'content-type': 'application/json' };
+    await this.json(`/v1/agents/${name}`, { method: 'PUT', headers, body: JSON.stringify(agent) });
+  }
+}
+
+async function listening(child: ChildProcess, logFile: string): Promise<string> {
+  for (;;) {
+    const text = readFileSync(logFile, 'utf8');
+    const url = /"url":"(http[^"]+)"/.exec(text)?.[1];
+    if (url !== undefined && text.includes('"msg":"listening"')) return url;
+    if (child.exitCode !== null) throw new Error(`the server did not start:\n${text}`);
+    await sleep(5);
+  }
+}
