@@ -101,6 +101,16 @@ export default tseslint.config(
     },
   },
   {
+    // Type tests are read by the compiler and never run: what they declare is there to be judged.
+    files: ['test/types/**/*.test-d.ts'],
+    rules: {
+      '@typescript-eslint/no-unused-vars': 'off',
+      '@typescript-eslint/no-unsafe-argument': 'off',
+      '@typescript-eslint/no-meaningless-void-operator': 'off',
+      '@typescript-eslint/no-unsafe-class-instance-assignment': 'off',
+    },
+  },
+  {
     // Vitest finds the global setup, and the shim loader a shim written for a test, by a default export.
     files: ['test/global-setup.ts', 'test/**/shims/**/*.ts', 'test/**/fixtures/**/*.ts'],
     rules: { 'no-restricted-syntax': ['error', noBarrels] },
