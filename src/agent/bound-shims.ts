@@ -3,7 +3,7 @@ import { implementsCallback, type CallbackName } from './delegating.js';
 import type { EffectRecorder } from './effects.js';
 import type { Change, EventInput } from './events.js';
 import type { AgentTask, RunResult, RunnerHooks } from './hooks.js';
-import { messageOf, RunCancelledError, runErrorData, ShimError } from './run-errors.js';
+import { findCancellation, messageOf, RunCancelledError, runErrorData, ShimError } from './run-errors.js';
 import type { InFlight } from './run.js';
 import { ShimScope, type AttemptPort } from './scope.js';
 import { BoundShim, type Shim, type ShimTimeouts, type ToolSourceBinding } from './shim.js';
@@ -19,16 +19,21 @@ export interface NamedShim {
   readonly hash: string;
   /** For a child agent: the restricted sources that the parent's session hands down (R101). */
   readonly bindings?: readonly ToolSourceBinding[];
+  /** For a guard that holds in another agent: the agent it belongs to. */
+  readonly guardOf?: string;
 }
 
 const DEFAULT_TIMEOUT_MS = 30_000;
 /** How long a callback may still settle after the run was cancelled (R78). */
 export const GRACE_MS = 1000;
+/** A wrap outlasts what it wraps, so that a deaf tool is not taken for a deaf wrap. */
+const WRAP_GRACE_MS = GRACE_MS + 100;
 
 /** One shim's session in one attempt. */
 export interface ShimSession {
   readonly name: string;
   readonly shim: Shim;
+  readonly named: NamedShim;
   readonly bound: BoundShim;
   readonly namespace: ShimNamespace | undefined;
   readonly signal: AbortSignal;
@@ -80,7 +85,7 @@ export class BoundShims {
         const bound = await bindOne(named, task, host);
         const namespace = shim.stateDefinition === undefined ? undefined : new ShimNamespace(name, shim.stateDefinition, host.port.working);
         const signal = host.port.signal;
-        sessions.push({ name, shim, bound, namespace, signal, scope: new ShimScope(host.port, name, { namespace, signal }), started: false, turn: undefined });
+        sessions.push({ name, shim, named, bound, namespace, signal, scope: new ShimScope(host.port, name, { namespace, signal }), started: false, turn: undefined });
         guardSync(name, 'state', () => namespace?.load());
         hooks.push(...guardSync(name, 'runnerHooks', () => bound.runnerHooks()));
       }
@@ -119,6 +124,7 @@ export class BoundShims {
    */
   async call<T>(session: ShimSession, callback: keyof ShimTimeouts, run: () => T | PromiseLike<T>): Promise<T | undefined> {
     const host = this.#host;
+    if (host.port.signal.aborted) throw new RunCancelledError();
     const startedAt = host.clock.now();
     const undo = session.shim.onFailure === 'skip' ? this.#snapshot() : undefined;
     try {
@@ -132,28 +138,74 @@ export class BoundShims {
       const failure = error instanceof ShimError ? error : new ShimError(session.name, callback, error);
       if (undo === undefined) throw failure;
       undo();
-      host.event({ type: 'shim.failed', ...this.#turn(), shim: session.name, callback, error: runErrorData(failure) });
+      this.#recordFailure(session.name, callback, failure);
       return undefined;
     }
   }
 
-  /** Like `call` for the clean-up: the run's signal does not interrupt it (R67); its own time does. Nothing is undone or skipped. */
+  /**
+   * Runs one wrap of one session: it has no time of its own, since what it wraps has; a cancel bounds it like every callback.
+   * @throws RunCancelledError, or whatever it threw
+   */
+  async wrap<T>(session: ShimSession, callback: 'wrapModelCall' | 'wrapToolCall', run: () => Promise<T>): Promise<T> {
+    const host = this.#host;
+    const outcome = await within(invoke(run), { clock: host.clock, signal: host.port.signal, graceMs: WRAP_GRACE_MS });
+    switch (outcome.kind) {
+      case 'value':
+        return outcome.value;
+      case 'error':
+        throw outcome.error;
+      case 'timeout':
+        throw new Error('A wrap has no timeout.');
+      case 'aborted':
+        // What came back in time is the truth, e.g. the result of a tool that had finished.
+        if ('value' in outcome) return outcome.value as T;
+        if (!outcome.obeyed) this.#abandon(session, callback, outcome);
+        throw new RunCancelledError();
+    }
+  }
+
+  #recordFailure(shim: string, callback: string, failure: ShimError): void {
+    this.#host.event({ type: 'shim.failed', ...this.#turn(), shim, callback, error: runErrorData(failure) });
+  }
+
+  /** Closes the scope of the shim whose tool did not stop: what the tool still writes through its turn throws. */
+  giveUpTool(shim: string): void {
+    const session = this.sessions.find((each) => each.name === shim);
+    if (session !== undefined) this.#giveUp(session);
+  }
+
+  /**
+   * Like `call` for the clean-up: the run's signal does not interrupt it (R67), neither that of the callback nor its scope's; its own
+   * time does.
+   */
   async cleanUp(session: ShimSession, result: RunResult | null): Promise<void> {
     if (!implementsCallback(session.bound, 'onRunEnd')) return;
     const host = this.#host;
-    if (session.scope.closed || session.scope.signal.aborted) {
-      session.scope = new ShimScope(host.port, session.name, { namespace: session.namespace, signal: new AbortController().signal });
-    }
+    session.scope = new ShimScope(host.port, session.name, { namespace: session.namespace, signal: new AbortController().signal });
     const startedAt = host.clock.now();
     try {
       const returned = session.bound.onRunEnd(result, host.transientState, session.scope);
-      if (isPromise(returned)) await this.#bounded(session, 'onRunEnd', returned, true);
+      if (isPromise(returned)) await this.#bounded(session, 'onRunEnd', returned, { cleaningUp: true });
       if (result !== null) session.namespace?.flush();
       this.#recordEffects(session.name, 'onRunEnd', host.effects.take(), host.clock.now() - startedAt);
     } catch (error) {
-      if (error instanceof ShimError) throw error;
-      throw new ShimError(session.name, 'onRunEnd', error);
+      const failure = error instanceof ShimError ? error : new ShimError(session.name, 'onRunEnd', error);
+      session.namespace?.reset();
+      if (session.shim.onFailure !== 'skip' || findCancellation(failure) !== undefined) throw failure;
+      this.#recordFailure(session.name, 'onRunEnd', failure);
     }
+  }
+
+  /** Keeps what a session has written so far where no `call` does it: in the middle of a wrap and at its end. @throws InvalidStateError, NotJsonError */
+  recordWrites(session: ShimSession, callback: string, ms: number): void {
+    session.namespace?.flush();
+    this.#recordEffects(session.name, callback, this.#host.effects.take(), ms);
+  }
+
+  /** Checks and keeps what was written outside of the bounded callbacks: in wraps, in tools, by deltas (R20a). @throws ShimError phase `state` */
+  flushStates(): void {
+    for (const session of this.sessions) guardSync(session.name, 'state', () => session.namespace?.flush());
   }
 
   async dispose(): Promise<void> {
@@ -190,15 +242,16 @@ export class BoundShims {
     };
   }
 
-  async #bounded<T>(session: ShimSession, callback: keyof ShimTimeouts, promise: PromiseLike<T>, cleaningUp = false): Promise<T> {
+  async #bounded<T>(
+    session: ShimSession,
+    callback: keyof ShimTimeouts,
+    promise: PromiseLike<T>,
+    { cleaningUp = false }: { readonly cleaningUp?: boolean } = {},
+  ): Promise<T> {
     const host = this.#host;
     const timeoutMs = session.shim.timeouts?.[callback] ?? DEFAULT_TIMEOUT_MS;
-    const outcome = await within(promise, {
-      clock: host.clock,
-      timeoutMs,
-      signal: cleaningUp ? undefined : host.port.signal,
-      graceMs: GRACE_MS,
-    });
+    const signal = cleaningUp ? undefined : host.port.signal;
+    const outcome = await within(promise, { clock: host.clock, timeoutMs, signal, graceMs: GRACE_MS });
     switch (outcome.kind) {
       case 'value':
         return outcome.value;
@@ -209,28 +262,35 @@ export class BoundShims {
         host.event({ type: 'shim.timeout', ...this.#turn(), shim: session.name, callback, ms: outcome.ms });
         throw new ShimError(session.name, callback, new Error(`it did not settle within ${outcome.ms} ms`), 'shim_timeout');
       case 'aborted':
-        host.inFlight({ kind: 'shim', name: session.name, id: callback, obeyed: outcome.obeyed, ms: outcome.ms, sideEffects: outcome.obeyed ? 'none' : 'unknown' });
-        if (!outcome.obeyed) {
-          this.#giveUp(session);
-          if (!host.ended) host.event({ type: 'shim.orphaned', ...this.#turn(), shim: session.name, callback, ms: outcome.ms });
-        }
+        this.#abandon(session, callback, outcome);
         throw new RunCancelledError();
     }
+  }
+
+  #abandon(session: ShimSession, callback: CallbackName, { obeyed, ms }: { readonly obeyed: boolean; readonly ms: number }): void {
+    const host = this.#host;
+    host.inFlight({ kind: 'shim', name: session.name, id: callback, obeyed, ms, sideEffects: obeyed ? 'none' : 'unknown' });
+    if (obeyed) return;
+    this.#giveUp(session);
+    host.event({ type: 'shim.orphaned', ...this.#turn(), shim: session.name, callback, ms });
   }
 
   /** Closes the scope of a callback that did not stop: later writes through it throw, arrays it holds are detached. */
   #giveUp(session: ShimSession): void {
     session.scope.close();
     const { working } = this.#host.port;
-    working.history = [...working.history];
+    const held = working.history;
+    working.history = [...held];
+    Object.freeze(held);
     session.scope = new ShimScope(this.#host.port, session.name, { namespace: session.namespace, signal: session.signal });
     session.turn = undefined;
   }
 }
 
 async function bindOne({ name, shim, bindings = [] }: NamedShim, task: AgentTask, host: SessionHost): Promise<BoundShim> {
+  if (host.port.signal.aborted) throw new RunCancelledError();
   try {
-    const promise = Promise.resolve(shim.bind({ task, toolSourceBindings: bindings }));
+    const promise = invoke(async () => shim.bind({ task, toolSourceBindings: bindings }));
     const outcome = await within(promise, { clock: host.clock, timeoutMs: DEFAULT_TIMEOUT_MS, signal: host.port.signal, graceMs: GRACE_MS });
     switch (outcome.kind) {
       case 'value':
@@ -239,9 +299,13 @@ async function bindOne({ name, shim, bindings = [] }: NamedShim, task: AgentTask
       case 'error':
         throw outcome.error;
       case 'timeout':
+        disposeWhenBound(promise, name, host);
+        host.event({ type: 'shim.timeout', shim: name, callback: 'bind', ms: outcome.ms });
         throw new ShimError(name, 'bind', new Error(`it did not settle within ${outcome.ms} ms`), 'shim_timeout');
       case 'aborted':
-        host.inFlight({ kind: 'shim', name, id: 'bind', obeyed: outcome.obeyed, ms: outcome.ms, sideEffects: 'none' });
+        disposeWhenBound(promise, name, host);
+        host.inFlight({ kind: 'shim', name, id: 'bind', obeyed: outcome.obeyed, ms: outcome.ms, sideEffects: outcome.obeyed ? 'none' : 'unknown' });
+        if (!outcome.obeyed) host.event({ type: 'shim.orphaned', shim: name, callback: 'bind', ms: outcome.ms });
         throw new RunCancelledError();
     }
   } catch (error) {
@@ -259,14 +323,30 @@ function guardSync<T>(shim: string, phase: Phase, run: () => T): T {
 }
 
 async function disposeAll(sessions: readonly ShimSession[], host: SessionHost): Promise<void> {
-  for (const session of sessions) {
-    try {
-      const outcome = await within(session.bound[Symbol.asyncDispose](), { clock: host.clock, timeoutMs: DEFAULT_TIMEOUT_MS, graceMs: 0 });
-      if (outcome.kind === 'error') throw outcome.error;
-    } catch (error) {
-      host.port.log.warn({ runId: host.port.runId, shim: session.name, reason: messageOf(error) }, 'disposing of a shim session failed');
-    }
-  }
+  for (const session of sessions) await disposeOf(session.bound, session.name, host);
+}
+
+async function disposeOf(bound: BoundShim, shim: string, host: SessionHost): Promise<void> {
+  const outcome = await within(
+    invoke(async () => bound[Symbol.asyncDispose]()),
+    { clock: host.clock, timeoutMs: DEFAULT_TIMEOUT_MS, graceMs: 0 },
+  );
+  if (outcome.kind === 'value') return;
+  const reason = outcome.kind === 'error' ? messageOf(outcome.error) : `it did not settle within ${outcome.ms} ms`;
+  host.port.log.warn({ runId: host.port.runId, shim, reason }, 'disposing of a shim session failed');
+}
+
+/** A session that came when nobody waited for it any more is not left open. */
+function disposeWhenBound(promise: Promise<BoundShim>, shim: string, host: SessionHost): void {
+  promise.then(
+    async (bound) => (bound instanceof BoundShim ? disposeOf(bound, shim, host) : undefined),
+    () => undefined,
+  );
+}
+
+/** A throw before any promise is a rejection like every other. */
+async function invoke<T>(run: () => Promise<T>): Promise<T> {
+  return run();
 }
 
 function isPromise<T>(value: T | PromiseLike<T>): value is PromiseLike<T> {

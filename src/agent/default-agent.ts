@@ -1,9 +1,8 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider';
 import type { AgentInstance, LoopDeps } from './attempt.js';
-import type { NamedShim } from './bound-shims.js';
 import { systemClock, type Clock } from './clock.js';
 import { DelegatingBoundShim } from './delegating.js';
-import { ShimDefinition } from './define-shim.js';
+import { InvalidShimError, ShimDefinition } from './define-shim.js';
 import { AgentDescriptorSchema, type AgentDescriptor } from './descriptor.js';
 import type { LifecycleEvent } from './events.js';
 import type { RunResult, RunnerHooks } from './hooks.js';
@@ -13,17 +12,18 @@ import { runAttempt } from './loop.js';
 import { MemoryJournal, newState, withCheckpoint } from './memory-journal.js';
 import { copyItem, type HistoryItem } from './messages.js';
 import type { ModelHandle, ModelSource } from './model.js';
-import { messageOf, ModelCallError, RunCancelledError, RunError, type RunErrorData } from './run-errors.js';
+import { messageOf, ModelCallError, RunCancelledError, RunError, ShimCleanupError, type RunErrorData } from './run-errors.js';
 import type { RunState } from './run-state.js';
 import { BoundShim, Shim, type Awaitable, type ShimBindingContext } from './shim.js';
 import { LiveState } from './state-map.js';
+import { closingItems } from './tool-round.js';
 import type { Logger, Tool } from './tools.js';
 
-/** A run that failed; `data` is what a server would have stored. */
+/** A run that failed by something that is no error of ours: `data` is what a server would have stored, `cause` what was thrown. */
 export class RunFailedError extends RunError {
   readonly data: RunErrorData;
-  constructor(data: RunErrorData) {
-    super(data.code, data.message, { details: data });
+  constructor(data: RunErrorData, cause?: unknown) {
+    super(data.code, data.message, { details: data, cause });
     this.data = data;
   }
 }
@@ -88,7 +88,9 @@ export class DefaultAgent {
       handoffs: options.handoffs?.map((agent) => agent.name) ?? [],
     });
     const shims = (options.shims ?? []).map((shim) => (shim instanceof ShimDefinition ? shim.create() : shim));
-    this.#instance = { descriptor, tools: options.tools ?? [], shims: shims.map(namedOnce) };
+    assertOwnNames(shims);
+    const named = shims.map((shim) => ({ name: shim.name, shim: new OncePerAgent(shim, async () => this.#disposeSessions()), hash: '' }));
+    this.#instance = { descriptor, tools: options.tools ?? [], shims: named };
     this.#saved = newState(descriptor.name, descriptor.instructions);
   }
 
@@ -104,7 +106,8 @@ export class DefaultAgent {
 
   /**
    * Runs the agent on an input: a text, or a list of items (messages, content, internal messages).
-   * @throws RunFailedError, RunCancelledError
+   * @throws what failed the run: ShimError, ShimCleanupError, ModelCallError, LimitExceededError or another RunError (each has `toData()`,
+   * what a server would have stored); RunCancelledError
    */
   async run(input: HistoryItem | readonly HistoryItem[], options: { readonly signal?: AbortSignal } = {}): Promise<RunResult> {
     return this.runStream(input, options).result;
@@ -153,8 +156,23 @@ export class DefaultAgent {
     this.#saved = newState(name, instructions);
   }
 
+  /** Disposes of the shims' sessions, after the runs that were asked for. @throws the first failure, when all were disposed of */
   async [Symbol.asyncDispose](): Promise<void> {
-    for (const { shim } of this.#instance.shims) await (shim as OncePerAgent).dispose();
+    await this.#queue;
+    const failures = await this.#disposeSessions();
+    if (failures.length > 0) throw failures[0];
+  }
+
+  async #disposeSessions(): Promise<unknown[]> {
+    const failures: unknown[] = [];
+    for (const { shim } of this.#instance.shims) {
+      try {
+        await (shim as OncePerAgent).dispose();
+      } catch (error) {
+        failures.push(error);
+      }
+    }
+    return failures;
   }
 
   async #serially<T>(run: () => Promise<T>): Promise<T> {
@@ -197,8 +215,9 @@ export class DefaultAgent {
     }
   }
 
-  /** The saved state with the new input: a checkpoint of its own (R79). */
+  /** The saved state with the new input: a checkpoint of its own (R79). What a failed run had left open is closed first. */
   #takeUp(items: readonly HistoryItem[]): SavedState {
+    const open = this.#saved.position.at === 'tools' ? closingItems(this.#saved.toolCalls, this.#saved.position) : [];
     const agent = this.#saved.position.agents.at(-1) ?? this.name;
     const start = newState(agent, '').position;
     const saved = withCheckpoint(this.#saved, {
@@ -208,7 +227,7 @@ export class DefaultAgent {
       responses: [],
       usage: this.#saved.usage,
       toolCalls: [],
-      history: { mode: 'append', items, dropEphemeral: false },
+      history: { mode: 'append', items: [...open, ...items], dropEphemeral: false },
     });
     this.#saved = saved;
     return saved;
@@ -218,9 +237,10 @@ export class DefaultAgent {
     const { instructions, history, responses, state, turnCount } = this.#saved;
     switch (end?.status) {
       case 'completed':
-        return { finalOutput: end.output, responses, turnCount, runState: { instructions, history: [...history], responses, turnCount, shimState: new LiveState(state).toJSON() } };
+        return { finalOutput: end.output, responses, turnCount, runState: { instructions, history: [...history], responses, turnCount, shimState: new LiveState(state).frozen() } };
       case 'failed':
-        throw new RunFailedError(end.error);
+        if (end.thrown instanceof RunError || end.thrown instanceof ShimCleanupError) throw end.thrown;
+        throw new RunFailedError(end.error, end.thrown);
       case 'waiting':
         throw new RunError('tool_outcome', 'The run waits for a decision; an agent in code has nobody to ask. Use the server, or do not gate its tools.');
       case 'cancelled':
@@ -286,19 +306,27 @@ export function handleOf(languageModel: LanguageModelV3, id = `${languageModel.p
   };
 }
 
-function namedOnce(shim: Shim): NamedShim {
-  return { name: shim.name, shim: new OncePerAgent(shim), hash: '' };
+/** Two shims of one name would share their state (R3). @throws InvalidShimError naming both positions */
+function assertOwnNames(shims: readonly Shim[]): void {
+  shims.forEach(({ name }, index) => {
+    const first = shims.findIndex((shim) => shim.name === name);
+    if (first < index) throw new InvalidShimError(`The shims at positions ${first} and ${index} have the same name ${JSON.stringify(name)}; create one of them with another.`);
+  });
 }
 
 /** Binds a shim once for the life of an agent object, however many runs start together (R4). */
 class OncePerAgent extends Shim {
   readonly name: string;
   readonly #shim: Shim;
+  readonly #onFailure: () => Promise<unknown>;
   #bound: Promise<BoundShim> | undefined;
+  #session: BoundShim | undefined;
 
-  constructor(shim: Shim) {
+  /** @param onBindFailed disposes of the siblings that were bound before (R7) */
+  constructor(shim: Shim, onBindFailed: () => Promise<unknown>) {
     super();
     this.#shim = shim;
+    this.#onFailure = onBindFailed;
     this.name = shim.name;
     if (shim.onFailure !== undefined) this.onFailure = shim.onFailure;
     if (shim.timeouts !== undefined) this.timeouts = shim.timeouts;
@@ -311,16 +339,23 @@ class OncePerAgent extends Shim {
   }
   async #bindOnce(bind: () => Awaitable<BoundShim>): Promise<BoundShim> {
     try {
-      return await bind();
+      const bound = await bind();
+      if (!(bound instanceof BoundShim)) throw new TypeError('bind gave no BoundShim');
+      this.#session = bound;
+      return bound;
     } catch (error) {
       this.#bound = undefined;
+      await this.#onFailure();
       throw error;
     }
   }
   async dispose(): Promise<void> {
-    const bound = this.#bound;
+    const [bound, session] = [this.#bound, this.#session];
     this.#bound = undefined;
-    await (await bound)?.[Symbol.asyncDispose]();
+    this.#session = undefined;
+    if (session !== undefined) await session[Symbol.asyncDispose]();
+    // A bind that was given up may still come to an end; nobody waits for it.
+    else bound?.then(async (late) => late[Symbol.asyncDispose]()).catch(() => undefined);
   }
 }
 

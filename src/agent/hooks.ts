@@ -37,7 +37,8 @@ export interface RunResult {
   readonly finalOutput: unknown;
   readonly responses: readonly ModelResponse[];
   readonly turnCount: number;
-  readonly runState: Readonly<Omit<RunState, 'shimState'>> & { readonly shimState: Readonly<Record<string, unknown>> };
+  /** Frozen: its `shimState` reads like that of every callback, and refuses writes. */
+  readonly runState: Readonly<RunState>;
 }
 
 /** Observers: they see and act outside, and never shape the turn (R110). A throw is logged and changes nothing. */

@@ -38,6 +38,8 @@ export const PositionSchema = z.object({
   outputRepaired: z.boolean(),
   /** Items that onModelResponse appended while calls were open: they follow the results (R30). */
   deferred: z.array(z.object({ kind: z.enum(['message', 'response', 'prompt', 'content']), item: z.unknown() })),
+  /** What the turn of an open round was told of itself: it is told the same when the round is entered again (R79a). */
+  openTurn: z.object({ runTurn: z.int(), isFirstForThisAgent: z.boolean() }).optional(),
   settled: SettledSchema.optional(),
 });
 export type Position = z.infer<typeof PositionSchema>;
@@ -126,7 +128,8 @@ export interface Checkpoint {
 /** How an attempt ended; committed with its ending event. */
 export type AttemptEnd =
   | { readonly status: 'completed'; readonly output: unknown; readonly finishReason: FinishReason }
-  | { readonly status: 'failed'; readonly error: RunErrorData; readonly partialOutput: string | null; readonly output?: unknown }
+  /** `thrown` is the error itself, for a caller in code; it is never stored. */
+  | { readonly status: 'failed'; readonly error: RunErrorData; readonly thrown?: unknown; readonly partialOutput: string | null; readonly output?: unknown }
   | { readonly status: 'cancelled'; readonly cancellation: Cancellation; readonly partialOutput: string | null }
   | { readonly status: 'waiting'; readonly interruptions: readonly Interruption[] };
 

@@ -55,6 +55,11 @@ function assertJson(value: unknown, path: string, ancestors: Set<object>): void 
   ancestors.delete(node);
 }
 
+/** @throws NotJsonError for what `strictStringify` refuses */
+export function checkJson(value: unknown, root: string): void {
+  assertJson(value, root, new Set());
+}
+
 /** Freezes an object and everything in it; returns it. */
 export function deepFreeze<T>(value: T): T {
   if (typeof value === 'object' && value !== null && !Object.isFrozen(value)) {
@@ -62,6 +67,10 @@ export function deepFreeze<T>(value: T): T {
     for (const child of Object.values(value)) deepFreeze(child);
   }
   return value;
+}
+
+export function isDeepFrozen(value: unknown): boolean {
+  return typeof value !== 'object' || value === null || (Object.isFrozen(value) && Object.values(value).every(isDeepFrozen));
 }
 
 /** A frozen deep copy that shares nothing with the caller's object. @throws NotJsonError */

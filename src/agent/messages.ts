@@ -1,5 +1,5 @@
 import { z } from 'zod';
-import { deepFreeze, frozenCopy, type JsonValue } from './json.js';
+import { checkJson, deepFreeze, frozenCopy, isDeepFrozen, type JsonValue } from './json.js';
 import type { FinishReason, Usage } from './model.js';
 import { renderTemplate, type PromptSpec } from './template.js';
 
@@ -142,17 +142,44 @@ export function kindOf(item: HistoryItem): ItemKind {
 export function copyItem(item: HistoryItem, root = 'item'): HistoryItem {
   const kind = kindOf(item);
   const copy = frozenCopy(item, root);
-  if (kind === 'message') MessageSchema.parse(withoutMetadata(copy as Message));
-  if (kind === 'prompt') renderTemplate(copy as PromptSpec);
+  checkShape(kind, copy);
   if (kind === 'content') markAsContent(copy);
-  return copy;
+  return settled(copy);
+}
+
+function checkShape(kind: ItemKind, item: HistoryItem): void {
+  if (kind === 'message') MessageSchema.parse(withoutMetadata(item as Message));
+  if (kind === 'prompt') renderTemplate(item as PromptSpec);
+}
+
+/** Frozen items that were copied or checked once: whatever stands in a history is one of these. */
+const settledItems = new WeakSet<object>();
+
+function settled(item: HistoryItem): HistoryItem {
+  if (typeof item === 'object' && item !== null) settledItems.add(item);
+  return item;
+}
+
+/** The item itself where nothing in it can change any more, else a frozen copy. @throws NotJsonError, ZodError */
+export function settleItem(item: HistoryItem, root = 'item'): HistoryItem {
+  if (typeof item === 'object' && item !== null && settledItems.has(item)) return item;
+  if (!isDeepFrozen(item)) return copyItem(item, root);
+  checkJson(item, root);
+  checkShape(kindOf(item), item);
+  return settled(item);
+}
+
+/** The same for a list that has to be of messages, such as a request. @throws TypeError, NotJsonError, ZodError */
+export function settleMessage(item: Message, root: string): Message {
+  if (kindOf(item) !== 'message') throw new TypeError(`${root} is no message: it needs a role and a content.`);
+  return settleItem(item, root) as Message;
 }
 
 /** A frozen item read back from the store with the kind it was stored with. */
 export function reviveItem(kind: ItemKind, body: string): HistoryItem {
   const item = deepFreeze(JSON.parse(body) as HistoryItem);
   if (kind === 'content') markAsContent(item);
-  return item;
+  return settled(item);
 }
 
 /** Marks an object as user-side content whatever it looks like (R95). */
@@ -193,8 +220,15 @@ function withoutMetadata(message: Message): Message {
 
 const rendered = new WeakMap<object, readonly Message[]>();
 
+/** A list that, written as JSON, leaves its internal messages out (R90); in memory it holds them all. The list itself. */
+export function withoutInternalInJson<T extends readonly unknown[]>(list: T): T {
+  if (!Object.isFrozen(list)) Object.defineProperty(list, 'toJSON', { value: () => list.filter((item) => !isInternalMessage(item)), enumerable: false });
+  return Object.freeze(list);
+}
+
 /**
- * An item as the messages that the model gets: without our metadata (R88), raw content as a user message (R26).
+ * An item as messages, raw content as a user message (R26). Internal messages keep their mark for whoever looks at the request
+ * on its way (R89); what is made of them for the provider has no metadata (R88).
  * Frozen items are rendered once, so a long conversation does not pay for its age on every turn.
  */
 export function renderItem(item: HistoryItem): readonly Message[] {
@@ -209,9 +243,9 @@ export function renderItem(item: HistoryItem): readonly Message[] {
 function renderObject(item: object): readonly Message[] {
   switch (kindOf(item as HistoryItem)) {
     case 'message':
-      return [withoutMetadata(item as Message)];
+      return [item as Message];
     case 'response':
-      return [withoutMetadata((item as ModelResponse).message)];
+      return [(item as ModelResponse).message];
     case 'prompt':
       return renderTemplate(item as PromptSpec);
     case 'content':

@@ -1,7 +1,7 @@
 import type { Checkpoint, SavedState } from './journal.js';
-import { copyItem, isEphemeral, renderItem, type HistoryItem, type ToolCallPart } from './messages.js';
+import { isEphemeral, renderItem, settleItem, type HistoryItem, type ToolCallPart } from './messages.js';
 import type { ModelResponse } from './messages.js';
-import type { PromptSpec } from './template.js';
+import { settleInstructions, type PromptSpec } from './template.js';
 import { GuardedState, LiveState, type ShimState, type StateChange } from './state-map.js';
 
 /** What must survive a run (R10), as shims see it. */
@@ -33,6 +33,7 @@ export class WorkingState {
   #saved: { instructions: string | PromptSpec; turnCount: number; responses: number; readonly state: Map<string, string> };
   #savedHistory: HistoryItem[];
   #dropEphemeral = false;
+  #takeBack = (): void => undefined;
   readonly #changed = new Map<string, StateChange>();
 
   constructor(saved: Pick<SavedState, 'instructions' | 'history' | 'responses' | 'state' | 'turnCount'>) {
@@ -47,10 +48,7 @@ export class WorkingState {
 
   /** Freezes copies of items that were pushed onto the array itself, so that later changes of the caller's objects change nothing. */
   settleHistory(): void {
-    for (let index = 0; index < this.history.length; index += 1) {
-      const item = this.history[index] as HistoryItem;
-      if (typeof item === 'object' && item !== null && !Object.isFrozen(item)) this.history[index] = copyItem(item, `history[${index}]`);
-    }
+    for (let index = 0; index < this.history.length; index += 1) this.history[index] = settleItem(this.history[index] as HistoryItem, `history[${index}]`);
   }
 
   /** The state keys that changed since the last call, kept for the next checkpoint too. */
@@ -66,6 +64,7 @@ export class WorkingState {
     this.takeStateChanges();
     const state = [...this.#changed.values()];
     this.#changed.clear();
+    this.#rememberSaved(state);
     for (const { key, json } of state) {
       if (json === undefined) this.#saved.state.delete(key);
       else this.#saved.state.set(key, json);
@@ -74,6 +73,28 @@ export class WorkingState {
     const instructions = this.instructions === this.#saved.instructions ? undefined : this.instructions;
     this.#saved = { ...this.#saved, instructions: this.instructions, turnCount: this.turnCount, responses: this.responses.length };
     return { turnCount: this.turnCount, responses, state, history: this.#takeHistory(), ...(instructions === undefined ? {} : { instructions }) };
+  }
+
+  #rememberSaved(state: readonly StateChange[]): void {
+    const saved = this.#saved;
+    const history = this.#savedHistory;
+    const { length } = history;
+    const before = state.map(({ key }) => [key, saved.state.get(key)] as const);
+    this.#takeBack = () => {
+      this.#saved = saved;
+      for (const [key, json] of before) {
+        if (json === undefined) saved.state.delete(key);
+        else saved.state.set(key, json);
+      }
+      history.length = length;
+      this.#savedHistory = history;
+    };
+  }
+
+  /** The last delta was not committed after all: what it held is not saved. Follow it with `discard`. */
+  takeBack(): void {
+    this.#takeBack();
+    this.#takeBack = (): void => undefined;
   }
 
   #takeHistory(): StateDelta['history'] {
@@ -188,7 +209,7 @@ export class RunStateView implements RunState {
   }
   set instructions(value: string | PromptSpec) {
     this.#beforeWrite();
-    this.#working.instructions = value;
+    this.#working.instructions = settleInstructions(value);
   }
   get history(): HistoryItem[] {
     return this.#working.history;

@@ -35,6 +35,7 @@ export class ShimNamespace {
   readonly #working: WorkingState;
   #value: unknown;
   #json: string | undefined;
+  #version: number | undefined;
   #loaded = false;
   /** Once the live object was handed out, a nested write can come at any time. */
   #touched = false;
@@ -61,19 +62,21 @@ export class ShimNamespace {
     const old = stored === undefined || storedVersion === version || migrate === undefined ? (stored ?? {}) : migrate(stored, storedVersion);
     this.#value = this.#parse(schema, old);
     this.#json = stored === undefined ? undefined : JSON.stringify(stored);
+    this.#version = stored === undefined ? version : storedVersion;
     this.#loaded = true;
-    this.#touched = storedVersion !== version;
+    this.#touched = this.#version !== version;
   }
 
   /** Checks the live object and hands it to the state when it changed. @throws InvalidStateError, NotJsonError */
   flush(): void {
     if (!this.#touched) return;
     const json = strictStringify(this.#value, `state.${this.#shim}`);
-    if (json === this.#json) return;
+    if (json === this.#json && this.#version === this.#definition.version) return;
     this.#parse(this.#definition.schema, JSON.parse(json));
     // The first look at a state that nothing was stored for leaves its defaults unwritten, unless they were changed.
     if (this.#json === undefined && json === JSON.stringify(this.#parse(this.#definition.schema, {}))) return;
     this.#json = json;
+    this.#version = this.#definition.version;
     this.#working.live.set(this.#shim, JSON.parse(json) as JsonValue);
     this.#working.live.set(`${this.#shim}:version`, this.#definition.version);
   }

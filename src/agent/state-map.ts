@@ -1,7 +1,7 @@
 import { deepFreeze, jsonEquals, strictStringify, type JsonValue } from './json.js';
 
 /** The map that shims keep values in: `ShimState` (persisted, JSON only) and `RunContext` (one attempt, anything). */
-export interface StateMap<V> {
+export interface StateMap<V = unknown> {
   // The caller says what it stored there; a map of JSON has no better knowledge of its types.
   // eslint-disable-next-line @typescript-eslint/no-unnecessary-type-parameters -- convenience of the shim author
   get<T extends V = V>(key: string): T | undefined;
@@ -164,7 +164,13 @@ export class LiveState extends MapBase<JsonValue> {
     return this.#json;
   }
 
-  /** A frozen copy of one value, for readers that must not write. */
+  /** The state as it is now, for readers: later writes do not reach it, and it takes none itself. */
+  frozen(): ReadOnlyState {
+    const copy = new LiveState([...this.#values].map(([key, value]) => [key, JSON.stringify(value)] as const));
+    return new ReadOnlyState(() => copy);
+  }
+
+  /** A copy of one value, for readers that must not write. */
   peek(key: string): JsonValue | undefined {
     const value = this.#values.get(key);
     return value === undefined ? undefined : (JSON.parse(JSON.stringify(value)) as JsonValue);
@@ -207,13 +213,14 @@ function refuseWrite(): never {
   throw new TypeError('This view of the state is read-only.');
 }
 
-/** What tools see (R20): always the present values, as frozen copies; every write throws `TypeError`. */
+/** What tools and results show (R20, R80): frozen copies of the values behind it; every write throws `TypeError`. */
 export class ReadOnlyState extends MapBase<JsonValue> {
   readonly #target: () => LiveState;
 
   constructor(target: () => LiveState) {
     super();
     this.#target = target;
+    Object.freeze(this);
   }
   get<T extends JsonValue = JsonValue>(key: string): T | undefined {
     return deepFreeze(this.#target().peek(key)) as T | undefined;
@@ -225,6 +232,10 @@ export class ReadOnlyState extends MapBase<JsonValue> {
     return this.#target().has(key);
   }
   delete(): never {
+    return refuseWrite();
+  }
+  /** Also where nothing would be appended: a write is a write. */
+  override appendIfUnique(): never {
     return refuseWrite();
   }
   keys(): IterableIterator<string> {

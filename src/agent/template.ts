@@ -1,6 +1,6 @@
 import Mustache from 'mustache';
 import { z } from 'zod';
-import type { JsonValue } from './json.js';
+import { deepFreeze, type JsonValue } from './json.js';
 
 /** A Mustache template with its values; rendered as the user's text, or message by message when it is a list. */
 export interface PromptSpec {
@@ -65,9 +65,36 @@ export function renderTemplate(spec: PromptSpec, role: 'user' | 'system' = 'user
   return spec.template.map((part) => ({ role: part.role, content: renderText(part.content, spec.values) }));
 }
 
-/** The instruction text of a template: its string, or its system parts. @throws NoSystemTextError, MissingTemplateValueError */
-export function renderInstructionText(spec: PromptSpec): string {
-  const texts = renderTemplate(spec, 'system').flatMap((message) => (message.role === 'system' ? [message.content] : []));
-  if (texts.length === 0) throw new NoSystemTextError();
-  return texts.join('\n\n');
+/** Instructions that nothing can change any more. @throws ZodError, MissingTemplateValueError for a template that cannot be rendered */
+export function settleInstructions(value: string | PromptSpec): string | PromptSpec {
+  if (typeof value === 'string') return value;
+  const spec = deepFreeze(PromptSpecSchema.parse(structuredClone(value)));
+  renderTemplate(spec, 'system');
+  return spec;
+}
+
+/**
+ * Instructions with a text at their tail (R22, R23): a template is rendered first; what it has beside its system text stays.
+ * @throws NoSystemTextError, MissingTemplateValueError
+ */
+export function appendInstruction(instructions: string | PromptSpec, text: string, separator: string): string | PromptSpec {
+  if (typeof instructions === 'string') return joined(instructions, text, separator);
+  const messages = renderTemplate(instructions, 'system');
+  const last = messages.findLastIndex((message) => message.role === 'system');
+  if (last < 0) throw new NoSystemTextError();
+  const appended = messages.map((message, index) => (index === last ? { ...message, content: joined(message.content, text, separator) } : message));
+  const [only] = appended;
+  return appended.length === 1 && only !== undefined ? only.content : literalSpec(appended);
+}
+
+function joined(current: string, text: string, separator: string): string {
+  return current === '' ? text : `${current}${separator}${text}`;
+}
+
+/** Rendered messages as a spec that renders to just them, whatever braces are in their text. */
+function literalSpec(messages: readonly TemplateMessage[]): PromptSpec {
+  return deepFreeze({
+    template: messages.map(({ role }, index) => ({ role, content: `{{ part${index} }}` })),
+    values: Object.fromEntries(messages.map(({ content }, index) => [`part${index}`, content])),
+  });
 }

@@ -6,7 +6,7 @@ import type { Decision, Position, ToolCallRecord } from './journal.js';
 import { cutText, deepFreeze } from './json.js';
 import { kindOf, reviveItem, type HistoryItem, type ModelResponse, type ToolResultPart } from './messages.js';
 import type { BrokenArguments } from './answer-assembly.js';
-import { HandedOverError, RunCancelledError, RunError } from './run-errors.js';
+import { HandedOverError, RunCancelledError, RunError, ShimError } from './run-errors.js';
 import type { Interruption } from './run.js';
 import { callsIn } from './sendable.js';
 import { argumentFaults, CANCELLED, runToolCall, toolContext, wasInterrupted } from './tool-run.js';
@@ -275,6 +275,7 @@ export class ToolRound {
       return;
     }
     if (record.state === 'pending') {
+      if (appendedAt(attempt) !== undefined) this.#flushState(record, 0);
       // An effect in the world must not come before the record that the call began.
       this.#begin(record);
       await attempt.checkpoint({ calls: [record] });
@@ -284,16 +285,31 @@ export class ToolRound {
     const ms = attempt.clock.now() - startedAt;
     // A hand-over interrupted it: the record stays as it is, and the next start applies the tool's crash rule.
     if ((outcome === CANCELLED || wasInterrupted(record)) && attempt.signal.reason instanceof HandedOverError) return;
-    this.#flushState(record, ms);
+    let failure: unknown;
+    try {
+      this.#flushState(record, ms);
+    } catch (error) {
+      // What the tool wrote is refused, but its effect has happened: the outcome is kept.
+      failure = error;
+      attempt.working.discard();
+      for (const session of this.#frame.shims.sessions) session.namespace?.reset();
+    }
     this.#settle(record, outcome, ms);
     attempt.checkpointLater({ calls: [record] });
+    if (failure !== undefined) throw failure;
   }
 
   /** What the tool wrote through its shim goes with its outcome. */
   #flushState(record: ToolCallRecord, ms: number): void {
-    for (const session of this.#frame.shims.sessions) session.namespace?.flush();
+    this.#frame.shims.flushStates();
     const owner = this.#attempt.core?.owners.get(record.name) ?? this.#attempt.agent;
-    for (const change of this.#attempt.effects.take()) this.#frame.shims.recordEffect(owner, `tool:${record.name}`, change, ms);
+    const callback = `tool:${record.name}`;
+    try {
+      for (const change of this.#attempt.effects.take()) this.#frame.shims.recordEffect(owner, callback, change, ms);
+    } catch (error) {
+      throw new ShimError(owner, callback, error);
+    }
+    if (deferAppended(this.#attempt)) this.#attempt.effects.rebase();
   }
 
   /** The results enter the history, then what onModelResponse had appended (R30); the turn is over. */
@@ -335,19 +351,29 @@ export function closingItems(calls: readonly ToolCallRecord[], position: Positio
 }
 
 function closeRound(attempt: Attempt): void {
+  deferAppended(attempt);
   attempt.working.history.push(...closingItems(attempt.calls, attempt.position));
   attempt.position.deferred = [];
+  delete attempt.position.openTurn;
   attempt.position.at = 'turn';
   attempt.calls = [];
 }
 
-/** Takes what onModelResponse appended after the response out of the history until the results are there (R30). */
-export function deferAppended(attempt: Attempt, response: ModelResponse): void {
-  const { history } = attempt.working;
-  const at = history.findLastIndex((item) => kindOf(item) === 'response' && (item as ModelResponse).modelCallId === response.modelCallId);
-  if (at < 0) return;
-  const appended: HistoryItem[] = history.splice(at + 1);
-  attempt.position.deferred = appended.map((item) => ({ kind: kindOf(item), item }));
+/** Where in the history something follows the response of the open round that is not its results. */
+function appendedAt({ working: { history, responses } }: Attempt): number | undefined {
+  const response = responses.at(-1);
+  const at = history.findLastIndex((item) => kindOf(item) === 'response' && (item as ModelResponse).modelCallId === response?.modelCallId);
+  return at < 0 || at === history.length - 1 ? undefined : at + 1;
+}
+
+/** Takes what onModelResponse or a tool appended after the response out of the history until the results are there (R30). */
+export function deferAppended(attempt: Attempt): boolean {
+  const at = appendedAt(attempt);
+  if (at === undefined) return false;
+  attempt.working.settleHistory();
+  const appended: HistoryItem[] = attempt.working.history.splice(at);
+  attempt.position.deferred.push(...appended.map((item) => ({ kind: kindOf(item), item })));
+  return true;
 }
 
 function failClosed(judge: () => boolean): boolean {

@@ -2,7 +2,7 @@ import type { Attempt, Frame } from './attempt.js';
 import { GRACE_MS, type ShimSession } from './bound-shims.js';
 import { pause, within } from './clock.js';
 import type { ToolCallRecord } from './journal.js';
-import type { JsonValue } from './json.js';
+import { deepFreeze, type JsonValue } from './json.js';
 import { runErrorData, ShimError } from './run-errors.js';
 import { ReadOnlyState } from './state-map.js';
 import { failureOf, outcomeOf, type Tool, type ToolContext, type ToolOutcome } from './tools.js';
@@ -14,7 +14,7 @@ const RETRY_PAUSE_MS = 200;
 
 export function toolContext(attempt: Attempt, call: { readonly toolCallId: string; readonly idempotencyKey: string }, signal: AbortSignal): ToolContext {
   const shimState = new ReadOnlyState(() => attempt.working.live);
-  return {
+  return Object.freeze({
     runId: attempt.runId,
     agent: attempt.agent,
     toolCallId: call.toolCallId,
@@ -29,9 +29,9 @@ export function toolContext(attempt: Attempt, call: { readonly toolCallId: strin
     },
     get activeSkillNames() {
       const names = shimState.get('skills:active');
-      return Array.isArray(names) ? names.filter((name) => typeof name === 'string') : [];
+      return Object.freeze(Array.isArray(names) ? names.filter((name) => typeof name === 'string') : []);
     },
-  };
+  });
 }
 
 /** Faults of a call's arguments as the text of its error result. */
@@ -46,10 +46,10 @@ export function argumentFaults(tool: Tool, faults: readonly string[]): ToolOutco
 export async function runToolCall(attempt: Attempt, frame: Frame, tool: Tool, record: ToolCallRecord): Promise<ToolOutcome> {
   const parsed = tool.parse(record.arguments);
   if (!parsed.ok) return argumentFaults(tool, parsed.faults);
-  const call: GatedCall = { toolCallId: record.toolCallId, name: record.name, arguments: record.arguments };
+  const call: GatedCall = Object.freeze({ toolCallId: record.toolCallId, name: record.name, arguments: deepFreeze(record.arguments) });
   await attempt.observe(frame, (hooks, task) => hooks.onToolStart?.(task, call));
   const outcome = await wrapped(attempt, frame, call, (inner) => execute(attempt, frame, tool, record, inner.arguments));
-  await attempt.observe(frame, (hooks, task) => hooks.onToolEnd?.(task, call, outcome));
+  await attempt.observe(frame, (hooks, task) => hooks.onToolEnd?.(task, call, deepFreeze(structuredClone(outcome))));
   return outcome;
 }
 
@@ -64,18 +64,27 @@ async function wrapped(attempt: Attempt, frame: Frame, call: GatedCall, innermos
 async function wrapOne(attempt: Attempt, frame: Frame, session: ShimSession, call: GatedCall, next: Next): Promise<ToolOutcome> {
   let inner: Promise<ToolOutcome> | undefined;
   try {
-    const outcome = await session.bound.wrapToolCall(frame.shims.turnOf(session), call, async (changed) => {
-      inner = next(changed);
-      return inner;
-    });
+    const outcome = await frame.shims.wrap(session, 'wrapToolCall', async () =>
+      session.bound.wrapToolCall(frame.shims.turnOf(session), call, async (changed) => {
+        inner = next(changed);
+        return inner;
+      }),
+    );
     return outcome.ok ? { ok: true, result: resultOf(outcome.result) } : { ok: false, error: { ...outcome.error } };
   } catch (error) {
     if (error instanceof ShimError) throw error;
+    // A cancel took the wrap: what had come from inside it counts, else the call was cancelled.
+    if (attempt.signal.aborted) return inner === undefined ? CANCELLED : settledOrCancelled(inner);
     const failure = new ShimError(session.name, 'wrapToolCall', error);
     if (session.shim.onFailure !== 'skip') throw failure;
     attempt.event({ type: 'shim.failed', turn: attempt.working.turnCount, shim: session.name, callback: 'wrapToolCall', error: runErrorData(failure) });
     return inner ?? next(call);
   }
+}
+
+async function settledOrCancelled(inner: Promise<ToolOutcome>): Promise<ToolOutcome> {
+  inner.catch(() => undefined);
+  return Promise.race([inner.catch(() => CANCELLED), Promise.resolve().then(() => CANCELLED)]);
 }
 
 /** A wrap may put anything into an outcome; what is kept must be what JSON holds. */
@@ -91,14 +100,28 @@ async function execute(attempt: Attempt, frame: Frame, tool: Tool, record: ToolC
   const timeoutMs = tool.timeoutMs ?? settings.toolCallTimeoutMs ?? DEFAULT_TOOL_TIMEOUT_MS;
   const maxRetries = tool.maxRetries ?? settings.toolCallMaxRetries ?? 0;
   for (let tries = 0; ; tries += 1) {
-    const { outcome, again } = await tryOnce(attempt, tool, record, parsed.args, timeoutMs);
+    const { outcome, again } = await tryOnce(attempt, frame, { tool, record, args: parsed.args, timeoutMs });
     if (!again || tries >= maxRetries || attempt.signal.aborted) return outcome;
     await pause(attempt.clock, RETRY_PAUSE_MS * 2 ** tries, attempt.signal);
     if (attempt.signal.aborted) return outcome;
   }
 }
 
-async function tryOnce(attempt: Attempt, tool: Tool, record: ToolCallRecord, args: unknown, timeoutMs: number): Promise<{ outcome: ToolOutcome; again: boolean }> {
+/** Calls that were stopped before they gave a result; whatever a wrap made of that, they have none. */
+const interrupted = new WeakSet<ToolCallRecord>();
+
+export function wasInterrupted(record: ToolCallRecord): boolean {
+  return interrupted.has(record);
+}
+
+interface ToolTry {
+  readonly tool: Tool;
+  readonly record: ToolCallRecord;
+  readonly args: unknown;
+  readonly timeoutMs: number;
+}
+
+async function tryOnce(attempt: Attempt, frame: Frame, { tool, record, args, timeoutMs }: ToolTry): Promise<{ outcome: ToolOutcome; again: boolean }> {
   const controller = new AbortController();
   const onAbort = (): void => {
     controller.abort(attempt.signal.reason);
@@ -119,6 +142,8 @@ async function tryOnce(attempt: Attempt, tool: Tool, record: ToolCallRecord, arg
         return { outcome: { ok: false, error: { message: `The tool did not finish within ${timeoutMs} ms; whether it had an effect is not known.`, kind: 'timeout' } }, again: true };
       case 'aborted': {
         const finished = 'value' in outcome;
+        if (!finished) interrupted.add(record);
+        if (!outcome.obeyed) frame.shims.giveUpTool(attempt.core?.owners.get(record.name) ?? '');
         attempt.inFlight({
           kind: 'tool',
           name: record.name,

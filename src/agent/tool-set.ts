@@ -1,4 +1,5 @@
 import type { ToolSettings } from './descriptor.js';
+import { deepFreeze } from './json.js';
 import { ToolNameCollisionError } from './run-errors.js';
 import type { Tool } from './tools.js';
 
@@ -21,7 +22,8 @@ export class ToolSet {
   #revision = 0;
 
   constructor(base: ToolConfig | null) {
-    this.#config = base;
+    // The settings may be changed in place, for this turn only.
+    this.#config = base === null ? null : { ...structuredClone({ ...base, tools: [] }), tools: base.tools };
     this.#registered = new Set(base?.tools.map((tool) => tool.name));
   }
 
@@ -34,10 +36,12 @@ export class ToolSet {
     return this.#config;
   }
 
-  /** @throws TypeError once the turn's request is being rendered (R50) */
+  /** @throws TypeError once the turn's request is being rendered (R50), and for what is no tool */
   assign(config: ToolConfig | null): void {
     this.#change();
-    this.#config = config;
+    const given = (config as ToolConfig | null | undefined) ?? null;
+    given?.tools.forEach(assertTool);
+    this.#config = given;
   }
 
   /** @throws ToolNameCollisionError (R38) */
@@ -46,7 +50,8 @@ export class ToolSet {
     const unique = options.requireUniqueNames === true;
     const present = new Set(this.#config?.tools.map((tool) => tool.name));
     const added: Tool[] = [];
-    for (const tool of new Map([...tools].reverse().map((each) => [each.name, each])).values()) {
+    for (const tool of firstOfEachName(tools)) {
+      assertTool(tool);
       if (this.#reserved.has(tool.name)) throw new ToolNameCollisionError(tool.name);
       if (unique && (present.has(tool.name) || this.#registered.has(tool.name))) throw new ToolNameCollisionError(tool.name);
       added.push(tool);
@@ -55,7 +60,7 @@ export class ToolSet {
       this.#registered.add(tool.name);
       if (unique) this.#reserved.add(tool.name);
     }
-    const fresh = added.reverse().filter((tool) => !present.has(tool.name) && !this.#excluded.has(tool.name));
+    const fresh = added.filter((tool) => !present.has(tool.name) && !this.#excluded.has(tool.name));
     this.#config = { ...(this.#config ?? {}), tools: [...(this.#config?.tools ?? []), ...fresh] };
   }
 
@@ -78,14 +83,15 @@ export class ToolSet {
   finish(spent: boolean, used: ReadonlyMap<string, number>): ToolConfig | null {
     if (this.#excluded.size > 0) this.#applyExclusions();
     this.#frozen = true;
+    this.#config = freezeConfig(this.#config);
     const config = this.#config;
     if (config === null || config.tools.length === 0) return null;
     if (config.toolChoice === 'none') return config;
     if (spent) return null;
     const limits = config.toolCallLimits;
-    if (limits === undefined) return config;
-    const tools = config.tools.filter((tool) => (used.get(tool.name) ?? 0) < (limits[tool.name] ?? Infinity));
-    return tools.length === 0 ? null : { ...config, tools };
+    const tools = limits === undefined ? config.tools : config.tools.filter((tool) => (used.get(tool.name) ?? 0) < (limits[tool.name] ?? Infinity));
+    if (tools.length === 0) return null;
+    return freezeConfig(withPossibleChoice(tools.length === config.tools.length ? config : { ...config, tools }));
   }
 
   /** A copy to go back to when a callback's writes are undone. */
@@ -110,4 +116,33 @@ export class ToolSet {
     if (this.#frozen) throw new TypeError('The tools of this turn are frozen: they were rendered into the request.');
     this.#revision += 1;
   }
+}
+
+function firstOfEachName(tools: readonly Tool[]): Tool[] {
+  const names = new Set<string>();
+  return tools.filter((tool) => {
+    const first = !names.has(tool.name);
+    names.add(tool.name);
+    return first;
+  });
+}
+
+/** @throws TypeError where `defineTool` was forgotten */
+function assertTool(tool: Tool): void {
+  const { name, parse, execute } = tool as Partial<Tool>;
+  if (typeof parse !== 'function' || typeof execute !== 'function') throw new TypeError(`The tool ${JSON.stringify(name)} was not made by defineTool.`);
+}
+
+/** A copy of the settings that nothing can change any more, with each name once; the tools themselves stay as they are. */
+function freezeConfig(config: ToolConfig | null): ToolConfig | null {
+  if (config === null) return null;
+  const { tools, ...settings } = config;
+  return Object.freeze({ ...deepFreeze(structuredClone(settings)), tools: Object.freeze(firstOfEachName(tools)) });
+}
+
+/** Providers refuse a choice of a tool that is not there. */
+function withPossibleChoice(config: ToolConfig): ToolConfig {
+  const { toolChoice, ...rest } = config;
+  if (typeof toolChoice !== 'object' || rest.tools.some((tool) => tool.name === toolChoice.toolName)) return config;
+  return rest;
 }

@@ -153,8 +153,7 @@ async function takeResponse(attempt: Attempt, frame: Frame, core: TurnCore, conf
   if (!position.seenAgents.includes(attempt.agent)) position.seenAgents.push(attempt.agent);
   if (calls.length === 0) return { response, round: undefined };
   position.openTurn = { runTurn: core.runTurn, isFirstForThisAgent: core.isFirstForThisAgent };
-  working.settleHistory();
-  deferAppended(attempt, response);
+  deferAppended(attempt);
   attempt.effects.rebase();
   const round = new ToolRound(attempt, frame, config);
   await round.open(response, brokenArguments);

@@ -1,11 +1,11 @@
-import { deepFreeze, type JsonValue } from './json.js';
-import { copyItem, type HistoryItem } from './messages.js';
+import type { JsonValue } from './json.js';
+import { copyItem, settleItem, type HistoryItem } from './messages.js';
 import type { ModelResponse } from './messages.js';
 import type { RunLimits } from './run.js';
 import { assertPairing, type RunState, type WorkingState } from './run-state.js';
 import type { RunScope, ShimModelRequest, ShimScope, SpawnRequest, SpawnResult } from './scope.js';
 import type { RunContext } from './state-map.js';
-import { renderInstructionText, type PromptSpec } from './template.js';
+import { appendInstruction, settleInstructions, type PromptSpec } from './template.js';
 import type { ToolConfig, ToolSet } from './tool-set.js';
 import type { Logger, Tool } from './tools.js';
 
@@ -34,6 +34,8 @@ export interface TurnCore {
   /** Which shim contributed a tool, by the tool's name; effects of its calls are that shim's. */
   readonly owners: Map<string, string>;
   modelArgs: Record<string, unknown> | null;
+  /** True where prepareTurn only rebuilds tools and gates of a round that is entered again (R79a). */
+  readonly rebuilt: boolean;
   /** Set once the request is being rendered: late writes to `modelArgs` throw (R50). */
   frozen: boolean;
   /** Calls of the round in progress, which may stand unanswered at the end of a replaced history. */
@@ -80,10 +82,10 @@ export class PreparedTurn implements RunScope {
     this.#core.modelArgs = args;
   }
 
-  /** Replaces the persisted instruction, for later shims, turns and runs (R21). */
+  /** Replaces the persisted instruction, for later shims, turns and runs (R21). @throws ZodError, MissingTemplateValueError */
   setSystemInstruction(value: string | PromptSpec): void {
     this.#assertOpen();
-    this.#core.working.instructions = typeof value === 'string' ? value : deepFreeze(structuredClone(value));
+    this.#core.working.instructions = settleInstructions(value);
   }
 
   /**
@@ -93,8 +95,7 @@ export class PreparedTurn implements RunScope {
   appendSystemInstruction(text: string, options: { readonly separator?: string } = {}): void {
     this.#assertOpen();
     const { working } = this.#core;
-    const current = typeof working.instructions === 'string' ? working.instructions : renderInstructionText(working.instructions);
-    working.instructions = current === '' ? text : `${current}${options.separator ?? '\n\n'}${text}`;
+    working.instructions = appendInstruction(working.instructions, text, options.separator ?? '\n\n');
   }
 
   /** Appends a copy (R25). @throws NotJsonError, ZodError for a malformed message */
@@ -109,8 +110,9 @@ export class PreparedTurn implements RunScope {
   /** Installs a new history of copies; all else is untouched (R27). @throws BrokenPairingError (R31a) */
   replaceHistory(items: readonly HistoryItem[]): void {
     this.#assertOpen();
-    const copies = items.map((item, index) => (Object.isFrozen(item) ? item : copyItem(item, `items[${index}]`)));
-    assertPairing(copies, this.#core.openCallIds);
+    const copies = items.map((item, index) => settleItem(item, `items[${index}]`));
+    // Where the tools are only rebuilt, what is written here is discarded: it need not fit the round in progress.
+    if (!this.#core.rebuilt) assertPairing(copies, this.#core.openCallIds);
     this.#core.working.history = copies;
   }
 
@@ -122,14 +124,14 @@ export class PreparedTurn implements RunScope {
   }
 
   /** Takes tools out, now and again after all shims (R35). */
-  excludeTools(names: Iterable<string>): void {
+  excludeTools(names: string | Iterable<string>): void {
     this.#assertOpen();
-    this.#core.toolSet.exclude(names);
+    this.#core.toolSet.exclude(typeof names === 'string' ? [names] : names);
   }
 
   /** Makes calls of this turn wait for a person, whoever contributed the tool. A predicate that throws counts as yes. */
   requireApproval(
-    which: string | readonly string[] | ((call: GatedCall) => boolean),
+    which: string | Iterable<string> | ((call: GatedCall) => boolean),
     options: { readonly message?: string; readonly expiresInMs?: number } = {},
   ): void {
     this.#assertOpen();

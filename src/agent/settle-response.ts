@@ -1,0 +1,31 @@
+import { checkJson, deepFreeze } from './json.js';
+import { settleMessage, type AssistantMessage, type ModelResponse } from './messages.js';
+import { FinishReasonSchema, NO_USAGE, UsageSchema } from './model.js';
+
+/**
+ * A response that a wrap made or changed, as the run can keep it: checked, frozen, and what it left out filled in.
+ * @param defaults.newId names a call that has no name of its own
+ * @throws TypeError, NotJsonError, ZodError
+ */
+export function settleResponse(given: ModelResponse, defaults: { readonly modelId: string; newId(): string }): ModelResponse {
+  const { message } = given as Partial<ModelResponse>;
+  if (message === undefined) throw new TypeError('The response has no message.');
+  const settled = settleMessage(message, 'response.message');
+  if (settled.role !== 'assistant') throw new TypeError('The message of a response is of the assistant.');
+  const { modelCallId = defaults.newId(), modelId = defaults.modelId, usage = NO_USAGE, providerMetadata }: Partial<ModelResponse> = given;
+  const { id = modelCallId, finishReason = callsTools(settled) ? 'tool-calls' : 'stop' }: Partial<ModelResponse> = given;
+  if (providerMetadata !== undefined) checkJson(providerMetadata, 'response.providerMetadata');
+  return deepFreeze({
+    id,
+    modelCallId,
+    modelId,
+    message: settled,
+    finishReason: FinishReasonSchema.parse(finishReason),
+    usage: UsageSchema.parse(usage),
+    ...(providerMetadata === undefined ? {} : { providerMetadata: structuredClone(providerMetadata) }),
+  });
+}
+
+function callsTools({ content }: AssistantMessage): boolean {
+  return typeof content !== 'string' && content.some((part) => part.type === 'tool-call');
+}
