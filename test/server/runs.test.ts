@@ -359,7 +359,7 @@ describe('an input of items', () => {
       { internal: { message: 'You look at page 7.', origin: 'host', ephemeral: true } },
     ];
     const run = await runToEnd(lab, { input });
-    expect(run.input).toEqual(input);
+    expect(run.input).toEqual(input.slice(0, 3));
     const sent = lab.model.requests.at(-1)!;
     for (const text of ['first', 'second', 'json', 'page 7']) expect(sent.rawBody).toContain(text);
     const { body: state } = await lab.server.json('GET', `/v1/runs/${String(run.id)}/state`);
