@@ -7,7 +7,7 @@ import { CancelledFirstError, copyPosition, type AttemptEnd, type Settled } from
 import { deepFreeze } from './json.js';
 import { internalMessage, textOf, type ModelResponse, withoutInternalInJson } from './messages.js';
 import type { FinishReason } from './model.js';
-import { BudgetReachedError, findCancellation, HandedOverError, LimitExceededError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
+import { BudgetReachedError, failureProblem, findCancellation, HandedOverError, LimitExceededError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
 import type { Cancellation, Interruption, RunLimits } from './run.js';
 import { RunStateView } from './run-state.js';
 import { cancelRound, ToolRound, type RoundResult } from './tool-round.js';
@@ -32,7 +32,9 @@ type Step = { readonly kind: 'next' } | { readonly kind: 'handoff'; readonly to:
 export async function runAttempt(input: AttemptInput, deps: LoopDeps): Promise<AttemptEnd | undefined> {
   const deadline = startDeadline(input, deps);
   try {
-    return await drive(new Attempt({ ...input, signal: deadline.signal }, deps, deadline.stop));
+    return await drive(new Attempt({ ...input, signal: deadline.signal }, deps, () => {
+      deadline.stop();
+    }));
   } finally {
     deadline.stop();
   }
@@ -408,7 +410,7 @@ function attemptEnd(attempt: Attempt, outcome: Exclude<Outcome, { kind: 'handedO
     case 'waiting':
       return { status: 'waiting', interruptions: outcome.interruptions };
     case 'failed':
-      return { status: 'failed', error: runErrorData(outcome.error), thrown: outcome.error, partialOutput, ...(outcome.output === undefined ? {} : { output: outcome.output }) };
+      return { status: 'failed', error: failureProblem(runErrorData(outcome.error)), thrown: outcome.error, partialOutput, ...(outcome.output === undefined ? {} : { output: outcome.output }) };
     case 'cancelled':
       return { status: 'cancelled', cancellation: receiptOf(attempt, outcome.requestedAtMs), partialOutput };
   }

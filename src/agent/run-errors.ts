@@ -168,6 +168,23 @@ export function findCancellation(thrown: unknown, depth = 0): RunCancelledError 
   return undefined;
 }
 
+const MODEL_CODES: ReadonlySet<RunErrorCode> = new Set(['model_error', 'model_stream_cut', 'model_idle_timeout', 'context_exceeded', 'output_limit', 'model_behaviour']);
+
+/**
+ * A run's failure as the problem object that HTTP would have given (RFC 9457): what is stored as `error` and sent with
+ * `run.failed`. `status` is the provider's own where it answered with one.
+ */
+export function failureProblem(data: RunErrorData): RunErrorData {
+  const words = data.code.replaceAll('_', ' ');
+  return {
+    type: `urn:shimline:error:${data.code}`,
+    title: words.charAt(0).toUpperCase() + words.slice(1),
+    status: MODEL_CODES.has(data.code) ? 502 : 500,
+    detail: data.message,
+    ...data,
+  };
+}
+
 /** The stored form of anything that ended an attempt. */
 export function runErrorData(thrown: unknown): RunErrorData {
   if (thrown instanceof RunError || thrown instanceof ShimCleanupError) return thrown.toData();

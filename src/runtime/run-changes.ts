@@ -1,6 +1,7 @@
 import type { ToolCallRecord } from '../agent/journal.js';
 import { firstPosition, type Decision, type Position } from '../agent/journal.js';
 import { toolCompleted, type EventInput } from '../agent/events.js';
+import { failureProblem } from '../agent/run-errors.js';
 import { kindOf, type HistoryItem } from '../agent/messages.js';
 import { TERMINAL_STATUSES, type Interruption, type RunLimits } from '../agent/run.js';
 import { closingItems } from '../agent/tool-round.js';
@@ -183,8 +184,9 @@ export class RunChanges {
   }
 
   /** Ends a run that nobody drives as failed. */
-  endFailed(row: RunRow, error: { readonly code: 'crash_loop' | 'internal'; readonly message: string }): Written {
+  endFailed(row: RunRow, cause: { readonly code: 'crash_loop' | 'internal'; readonly message: string }): Written {
     const nowMs = this.#now();
+    const error = failureProblem(cause);
     const partialOutput = partialText(this.#store.lastEventBodies(row.n, TAIL_ROWS));
     const lines = [eventLine({ type: 'run.failed', error, partialOutput }, row, nowMs)];
     const lastSeq = this.#store.addEvents(row.n, lines, nowMs);

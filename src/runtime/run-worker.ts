@@ -1,7 +1,7 @@
 import type { AgentInstance, LoopDeps } from '../agent/attempt.js';
 import type { SavedState } from '../agent/journal.js';
 import { runAttempt } from '../agent/loop.js';
-import { HandedOverError, messageOf, RunCancelledError, RunError, runErrorData } from '../agent/run-errors.js';
+import { failureProblem, HandedOverError, messageOf, RunCancelledError, RunError, runErrorData } from '../agent/run-errors.js';
 import type { RunLimits } from '../agent/run.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
 import { RunJournal, type Ancestor, type RunJournalDeps } from './run-journal.js';
@@ -80,6 +80,7 @@ export class RunWorker {
           dataDir: this.#deps.dataDir,
           limits: request.limits as RunLimits,
           guards: request.guards,
+          lineage: this.#start.ancestors.toReversed().flatMap((ancestor) => ancestor.agents),
           onlyTools: request.helper?.tools,
           saved,
           recovered,
@@ -110,9 +111,12 @@ export class RunWorker {
       if (old !== undefined && old !== hash) this.#journal.note({ type: 'shim.changed', shim: name, before: old, after: hash });
     }
     writer
-      .run(() => {
-        store.putDoc(row.n, 'shims', body);
-      })
+      .run(
+        () => {
+          store.putDoc(row.n, 'shims', body);
+        },
+        { patient: true },
+      )
       .catch((error: unknown) => {
         this.#deps.loop.log.warn({ runId: row.id, reason: messageOf(error) }, 'the hashes of the shims were not stored');
       });
@@ -122,7 +126,7 @@ export class RunWorker {
   async #failed(error: unknown): Promise<void> {
     if (error instanceof HandedOverError) return;
     this.#deps.loop.log.error({ runId: this.runId, err: error }, 'the attempt broke off');
-    const data = runErrorData(error instanceof RunError ? error : new RunError('internal', messageOf(error)));
+    const data = failureProblem(runErrorData(error instanceof RunError ? error : new RunError('internal', messageOf(error))));
     try {
       await this.#journal.commit({ events: [{ type: 'run.failed', error: data, partialOutput: null }], end: { status: 'failed', error: data, partialOutput: null } });
     } catch (second) {
