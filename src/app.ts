@@ -144,7 +144,9 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
   const lock = lockFolder(config.DATA_DIR);
   const database = openDatabase(config.DATA_DIR, config.DURABILITY);
   const readerConnection = openReader(config.DATA_DIR);
-  const writer = new Writer(database);
+  const writer = new Writer(database, (error) => {
+    log.error({ err: error }, 'a commit could not be passed on');
+  });
   const store = new RunStore(database);
   const eventLog = new EventLog(new EventReader(readerConnection));
   const reader = new RunReader(readerConnection);
@@ -206,6 +208,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     expiries,
     now,
     preview: { loop, dataDir },
+    log,
     maxQueuedRuns: config.MAX_QUEUED_RUNS,
     newId: randomUUID,
     hash: shortHash,
@@ -220,9 +223,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     expiries,
     log,
     recover: async (runId, slot) => runtime.recover(runId, slot),
-    cancel: async (row) => {
-      await runtime.cancelRun(row.id, { key: row.owner === '' ? null : row.owner });
-    },
+    cancel: async (row) => runtime.cancelOrphan(row),
   });
   runtime.attach(recovery);
   const retention = new Retention({ store, writer, log, now, runsDays: config.RETAIN_RUNS_DAYS, eventsDays: config.RETAIN_EVENTS_DAYS });

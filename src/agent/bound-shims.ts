@@ -159,7 +159,7 @@ export class BoundShims {
         throw new Error('A wrap has no timeout.');
       case 'aborted':
         // What came back in time is the truth, e.g. the result of a tool that had finished.
-        if ('value' in outcome) return outcome.value as T;
+        if ('value' in outcome) return outcome.value;
         if (!outcome.obeyed) this.#abandon(session, callback, outcome);
         throw new RunCancelledError();
     }

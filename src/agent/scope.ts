@@ -2,7 +2,7 @@ import type { JsonValue } from './json.js';
 import type { Message } from './messages.js';
 import type { Usage } from './model.js';
 import type { ModelResponse } from './messages.js';
-import type { RunLimits } from './run.js';
+import type { Cancellation, RunLimits } from './run.js';
 import { RunStateView, type WorkingState } from './run-state.js';
 import type { ShimNamespace } from './shim-namespace.js';
 import type { Logger, Tool } from './tools.js';
@@ -30,6 +30,8 @@ export interface SpawnRequest {
   readonly tools?: readonly string[] | undefined;
   /** The call on whose behalf it runs; a recovery finds the child by it instead of starting a second one. */
   readonly toolCallId: string;
+  /** Cancels the child; besides, it is cancelled with this run. */
+  readonly signal?: AbortSignal | undefined;
 }
 export interface SpawnResult {
   readonly runId: string;
@@ -37,6 +39,8 @@ export interface SpawnResult {
   readonly output: JsonValue;
   readonly usage: Usage;
   readonly error?: string | undefined;
+  /** The receipt of a cancelled child. */
+  readonly cancellation?: Cancellation | undefined;
 }
 
 /** What every callback knows of its run, beside what it is called with. */

@@ -25,3 +25,12 @@ function itemOf(item: JsonValue): HistoryItem {
   markAsContent(content);
   return copyItem(content);
 }
+
+/** An input as clients see it: without the host's internal messages (R90). */
+export function shownInput(input: JsonValue): JsonValue {
+  if (!Array.isArray(input)) return input;
+  return (input as readonly JsonValue[]).filter((item) => {
+    const fields = item as { readonly internal?: unknown } | null;
+    return typeof fields !== 'object' || fields === null || Array.isArray(item) || typeof fields.internal !== 'object' || fields.internal === null;
+  });
+}

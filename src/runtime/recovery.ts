@@ -1,5 +1,7 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { messageOf } from '../agent/run-errors.js';
 import type { Logger } from '../agent/tools.js';
+import { StorageUnavailableError } from '../errors.js';
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { Writer } from '../store/writer.js';
@@ -11,6 +13,8 @@ import type { RunScheduler } from './run-scheduler.js';
 
 /** How often a process may die on a run without progress before the run is given up. */
 export const MAX_CRASHES = 3;
+
+const TRY_AGAIN_MS = 500;
 
 export interface RecoveryDeps {
   readonly store: RunStore;
@@ -31,6 +35,7 @@ export interface RecoveryDeps {
 export class Recovery {
   readonly #deps: RecoveryDeps;
   readonly #tasks = new Set<Promise<void>>();
+  readonly #closing = new AbortController();
 
   constructor(deps: RecoveryDeps) {
     this.#deps = deps;
@@ -44,7 +49,7 @@ export class Recovery {
     for (const row of rows) {
       // A sub-agent goes on when its parent's call asks for it again; without a parent at work nobody will.
       if (row.parent !== null && driven.has(row.parent)) continue;
-      this.#own(row.id, row.parent === null ? this.#one(row) : this.#deps.cancel(row));
+      this.#own(row.id, async () => (row.parent === null ? this.#one(row) : this.#deps.cancel(row)));
     }
   }
 
@@ -52,21 +57,35 @@ export class Recovery {
   endOrphans(parent: RunRow): void {
     if (this.#deps.store.unfinishedChildren(parent.id) === 0) return;
     for (const child of this.#deps.store.descendants(parent.id)) {
-      if (child.status === 'queued' || child.status === 'running' || child.status === 'waiting') this.#own(child.id, this.#deps.cancel(child));
+      if (child.status === 'queued' || child.status === 'running' || child.status === 'waiting') this.#own(child.id, async () => this.#deps.cancel(child));
     }
   }
 
   async settled(): Promise<void> {
+    this.#closing.abort();
     await Promise.all(this.#tasks);
   }
 
-  #own(runId: string, work: Promise<void>): void {
-    const task: Promise<void> = work
+  #own(runId: string, work: () => Promise<void>): void {
+    const task: Promise<void> = this.#persist(work)
       .catch((error: unknown) => {
         this.#deps.log.error({ runId, reason: messageOf(error) }, 'a run could not be recovered');
       })
       .finally(() => this.#tasks.delete(task));
     this.#tasks.add(task);
+  }
+
+  /** What the storage does not take now is tried again, until it does or the process ends. */
+  async #persist(work: () => Promise<void>): Promise<void> {
+    for (;;) {
+      try {
+        await work();
+        return;
+      } catch (error) {
+        if (!(error instanceof StorageUnavailableError) || this.#closing.signal.aborted) throw error;
+      }
+      await sleep(TRY_AGAIN_MS, undefined, { signal: this.#closing.signal }).catch(() => undefined);
+    }
   }
 
   async #one(row: RunRow): Promise<void> {
@@ -79,7 +98,8 @@ export class Recovery {
         expiries.watch(row.id);
         return;
       case 'cancelling':
-        this.#publish(await writer.run(() => changes.endCancelled(row, false)));
+        this.#publish(await writer.run(() => changes.endCancelled(row, false), { patient: true }));
+        this.endOrphans(row);
         return;
       case 'running':
         await this.#deps.recover(row.id, 'outside');

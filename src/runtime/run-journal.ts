@@ -24,6 +24,9 @@ export interface OwnedRun {
 export interface Ancestor {
   readonly n: number;
   readonly id: string;
+  readonly attempt: number;
+  /** Its agents, outermost first; the last one has the conversation. */
+  readonly agents: readonly string[];
 }
 
 interface Mirrored {
@@ -118,7 +121,10 @@ export class RunJournal implements Journal, WriteSource {
   #mirror(ancestor: Ancestor, lines: readonly string[], nowMs: number): Mirrored[] {
     const shown = lines.filter((line) => !line.startsWith('"type":"run.'));
     if (shown.length === 0) return [];
-    const marked = shown.map((line) => line.replace(`"runId":${JSON.stringify(this.#run.id)}`, `"runId":${JSON.stringify(ancestor.id)},"childRunId":${JSON.stringify(this.#run.id)}`));
+    const { id, attempt } = this.#run;
+    const own = `"runId":${JSON.stringify(id)},"attempt":${attempt}`;
+    const marks = `"runId":${JSON.stringify(ancestor.id)},"childRunId":${JSON.stringify(id)},"attempt":${ancestor.attempt}`;
+    const marked = shown.map((line) => line.replace(own, () => marks));
     const lastSeq = this.#deps.store.appendMirrored(ancestor.n, marked, nowMs);
     return lastSeq === undefined ? [] : [{ id: ancestor.id, lines: marked, lastSeq }];
   }

@@ -7,7 +7,7 @@ import type { RunReader } from '../store/run-reader.js';
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { AgentRuntime, Caller, Page, RunFilter } from './agent-runtime.js';
-import type { EventLog } from './event-log.js';
+import { typeOfLine, type EventLog } from './event-log.js';
 
 export interface RunViewsDeps {
   readonly reader: RunReader;
@@ -126,8 +126,10 @@ export class RunViews {
       if (lines.length === 0) return { data, nextCursor: null };
       for (const line of lines) {
         cursor += 1;
-        if (!line.includes('"type":"shim.effect"')) continue;
-        const { turn, shim, callback, changes, ms } = JSON.parse(line) as { turn?: number; shim: string; callback: string; changes: unknown[]; ms: number };
+        if (typeOfLine(line) !== 'shim.effect') continue;
+        const { turn, shim, callback, changes, ms, childRunId } = JSON.parse(line) as { turn?: number; shim: string; callback: string; changes: unknown[]; ms: number; childRunId?: string };
+        // What shims did in a sub-agent is among the effects of its own run.
+        if (childRunId !== undefined) continue;
         data.push({ turn: turn ?? null, shim, callback, changes, ms });
         if (data.length === page.limit) return { data, nextCursor: String(cursor) };
       }

@@ -17,7 +17,7 @@ import { checkTemplateValues } from './agent-check.js';
 import type { AgentRegistry, AgentResolver } from './agent-registry.js';
 import type { AgentRuntime, Caller, ResumeRun, RunChange, StartRun } from './agent-runtime.js';
 import type { EventLog } from './event-log.js';
-import { itemsOf } from './input-items.js';
+import { itemsOf, shownInput } from './input-items.js';
 import { previewAgent, type PreviewDeps } from './preview.js';
 import type { RunChanges, Written } from './run-changes.js';
 import { eventLine, withSeqs, type Ancestor } from './run-journal.js';
@@ -58,6 +58,8 @@ interface Claimed {
 /** The one object that HTTP talks to: it checks what is asked, makes each change in one transaction, and has runs driven. */
 export class Runtime implements AgentRuntime {
   readonly #deps: RuntimeDeps;
+  /** What helpers inherit from the runs that wait for them, by the helper's id: also for their attempts after a wait. */
+  readonly #inherited = new Map<string, readonly NamedShim[]>();
   #draining = false;
   #recovery: Recovery | undefined;
 
@@ -362,17 +364,17 @@ export class Runtime implements AgentRuntime {
   }
 
   /** Claims a queued run and reads what its attempt begins with, in one transaction: a store that fails has then claimed nothing. */
-  #claimLoaded(runId: string, shims?: readonly NamedShim[]): { readonly written: Written; readonly start: AttemptStart } | undefined {
+  #claimLoaded(runId: string): { readonly written: Written; readonly start: AttemptStart } | undefined {
     const claimed = this.#claim(runId);
     if (claimed === undefined) return undefined;
-    return { written: claimed.written, start: this.#startLoaded(claimed, shims) };
+    return { written: claimed.written, start: this.#startLoaded(claimed) };
   }
 
-  #startLoaded({ row, epoch }: Pick<Claimed, 'row' | 'epoch'>, shims?: readonly NamedShim[]): AttemptStart {
+  #startLoaded({ row, epoch }: Pick<Claimed, 'row' | 'epoch'>): AttemptStart {
     const { store, agents } = this.#deps;
     const saved = store.load(row.n);
     const request = store.request(row.n);
-    const agent = withShims(agents.resolver({ agent: row.agent, version: row.agent_version }, request), row.agent, shims);
+    const agent = withShims(agents.resolver({ agent: row.agent, version: row.agent_version }, request), row.agent, this.#inherited.get(row.id));
     return this.#startOf({ row, epoch }, { saved, request, recovered: saved.position.at === 'tools', agent });
   }
 
@@ -427,7 +429,7 @@ export class Runtime implements AgentRuntime {
   }
 
   /** Goes on with a run whose process died: a new epoch, `run.recovered`, and the loop from the last checkpoint. */
-  async recover(runId: string, slot: 'reserved' | 'outside', shims?: readonly NamedShim[]): Promise<void> {
+  async recover(runId: string, slot: 'reserved' | 'outside'): Promise<void> {
     const { store, changes, now } = this.#deps;
     const taken = await this.#takeUp(runId, () => {
       const row = store.find(runId);
@@ -443,7 +445,7 @@ export class Runtime implements AgentRuntime {
       store.raiseRecoveries(row.n);
       const lines = [eventLine({ type: 'run.recovered' }, row, nowMs)];
       const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(row.n, TAIL_ROWS));
-      const start = { ...this.#startLoaded({ row, epoch }, shims), recovered: true, interruptedModelCallId };
+      const start = { ...this.#startLoaded({ row, epoch }), recovered: true, interruptedModelCallId };
       return { row, start, written: { row, lines, lastSeq: store.addEvents(row.n, lines, nowMs) } };
     });
     if (taken === undefined) return;
@@ -454,10 +456,15 @@ export class Runtime implements AgentRuntime {
 
   /** Drives a child run that nobody drives: a new one, or one that a crash or a wait had left. */
   async startChild(row: RunRow, shims: readonly NamedShim[] | undefined): Promise<void> {
-    const { scheduler } = this.#deps;
-    if (scheduler.worker(row.id) !== undefined) return;
-    if (row.status === 'running') return this.recover(row.id, 'outside', shims);
-    const taken = await this.#takeUp(row.id, () => this.#claimLoaded(row.id, shims));
+    const { scheduler, expiries } = this.#deps;
+    if (shims !== undefined) this.#inherited.set(row.id, shims);
+    if (this.#draining || scheduler.worker(row.id) !== undefined) return;
+    if (row.status === 'waiting') {
+      expiries.watch(row.id);
+      return;
+    }
+    if (row.status === 'running' || row.status === 'cancelling') return this.recover(row.id, 'outside');
+    const taken = await this.#takeUp(row.id, () => this.#claimLoaded(row.id));
     if (taken === undefined) return;
     this.#publishWritten(taken.written);
     this.#drive(taken.start, 'outside');
@@ -468,7 +475,7 @@ export class Runtime implements AgentRuntime {
     for (let parent = row.parent; parent !== null; ) {
       const above = this.#deps.store.find(parent);
       if (above === undefined) break;
-      ancestors.push({ n: above.n, id: above.id });
+      ancestors.push({ n: above.n, id: above.id, attempt: above.attempt, agents: this.#deps.store.position(above.n).agents });
       parent = above.parent;
     }
     return ancestors;
@@ -486,8 +493,15 @@ export class Runtime implements AgentRuntime {
     const row = await this.#deps.writer.run(() => this.#deps.store.find(runId), { patient: true });
     if (row?.status === 'waiting') this.#deps.expiries.watch(row.id);
     if (row === undefined) return;
+    if (isOver(row)) this.#inherited.delete(runId);
     if (isOver(row)) this.#recovery?.endOrphans(row);
     else if (!this.#draining && row.epoch === epoch) await this.#endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
+  }
+
+  /** Cancels a run whose parent is over; where nobody drives it nobody will, so it ends here. */
+  async cancelOrphan(row: RunRow): Promise<void> {
+    await this.cancelRun(row.id, { key: row.owner === '' ? null : row.owner });
+    await this.#endUnowned(row.id, 'Its parent run is over.');
   }
 
   /** Answers for calls that nobody decided in time: denied with the reason `expired`. */
@@ -524,14 +538,6 @@ function requestDoc({ input, metadata, values, limits, shims }: StartRun): Reque
   return { input: shownInput(input), metadata: { ...metadata }, values: { ...values } as RequestDoc['values'], limits: { ...limits } as RequestDoc['limits'], shims: structuredClone(shims) as RequestDoc['shims'] };
 }
 
-/** The input as the run shows it: without the host's internal messages (R90). */
-function shownInput(input: JsonValue): JsonValue {
-  if (!Array.isArray(input)) return input;
-  return (input as readonly JsonValue[]).filter((item) => {
-    const fields = item as { readonly internal?: unknown } | null;
-    return typeof fields !== 'object' || fields === null || Array.isArray(item) || typeof fields.internal !== 'object' || fields.internal === null;
-  });
-}
 
 function shimHashes(shims: readonly NamedShim[]): string {
   return JSON.stringify(shims.map(({ name, hash }) => ({ name, hash })));
