@@ -1,5 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { messageOf } from '../agent/run-errors.js';
+import { TERMINAL_STATUSES } from '../agent/run.js';
 import type { Logger } from '../agent/tools.js';
 import { StorageUnavailableError } from '../errors.js';
 import type { RunRow } from '../store/run-rows.js';
@@ -57,7 +58,7 @@ export class Recovery {
   endOrphans(parent: RunRow): void {
     if (this.#deps.store.unfinishedChildren(parent.id) === 0) return;
     for (const child of this.#deps.store.descendants(parent.id)) {
-      if (child.status === 'queued' || child.status === 'running' || child.status === 'waiting') this.#own(child.id, async () => this.#deps.cancel(child));
+      if (!TERMINAL_STATUSES.has(child.status)) this.#own(child.id, async () => this.#deps.cancel(child));
     }
   }
 
