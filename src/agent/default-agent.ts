@@ -12,21 +12,12 @@ import { runAttempt } from './loop.js';
 import { MemoryJournal, newState, withCheckpoint } from './memory-journal.js';
 import { copyItem, type HistoryItem } from './messages.js';
 import type { ModelHandle, ModelSource } from './model.js';
-import { messageOf, ModelCallError, RunCancelledError, RunError, ShimCleanupError, type RunErrorData } from './run-errors.js';
+import { messageOf, ModelCallError, RunCancelledError, RunError, ShimCleanupError } from './run-errors.js';
 import type { RunState } from './run-state.js';
 import { BoundShim, Shim, type Awaitable, type ShimBindingContext } from './shim.js';
 import { LiveState } from './state-map.js';
 import { closingItems } from './tool-round.js';
 import type { Logger, Tool } from './tools.js';
-
-/** A run that failed by something that is no error of ours: `data` is what a server would have stored, `cause` what was thrown. */
-export class RunFailedError extends RunError {
-  readonly data: RunErrorData;
-  constructor(data: RunErrorData, cause?: unknown) {
-    super(data.code, data.message, { details: data, cause });
-    this.data = data;
-  }
-}
 
 export interface DefaultAgentOptions {
   readonly name?: string;
@@ -240,7 +231,7 @@ export class DefaultAgent {
         return { finalOutput: end.output, responses, turnCount, runState: { instructions, history: [...history], responses, turnCount, shimState: new LiveState(state).frozen() } };
       case 'failed':
         if (end.thrown instanceof RunError || end.thrown instanceof ShimCleanupError) throw end.thrown;
-        throw new RunFailedError(end.error, end.thrown);
+        throw new RunError(end.error.code, end.error.message, { details: end.error, cause: end.thrown });
       case 'waiting':
         throw new RunError('tool_outcome', 'The run waits for a decision; an agent in code has nobody to ask. Use the server, or do not gate its tools.');
       case 'cancelled':

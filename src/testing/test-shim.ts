@@ -1,11 +1,11 @@
 import type { z } from 'zod';
-import { DefaultAgent, type DefaultAgentOptions, RunFailedError } from '../agent/default-agent.js';
+import { DefaultAgent, type DefaultAgentOptions } from '../agent/default-agent.js';
 import type { ShimDefinition } from '../agent/define-shim.js';
 import type { LifecycleEvent } from '../agent/events.js';
 import type { RunResult } from '../agent/hooks.js';
 import type { JsonValue } from '../agent/json.js';
 import type { HistoryItem } from '../agent/messages.js';
-import type { RunErrorData } from '../agent/run-errors.js';
+import { RunCancelledError, type RunErrorData, runErrorData } from '../agent/run-errors.js';
 import type { RunState } from '../agent/run-state.js';
 import { Shim } from '../agent/shim.js';
 import type { PromptSpec } from '../agent/template.js';
@@ -136,7 +136,7 @@ async function runOnce(
     events,
     effects: events.filter((event): event is ShimEffect => event.type === 'shim.effect'),
     output: result?.finalOutput,
-    error: thrown instanceof RunFailedError ? thrown.data : undefined,
+    error: thrown === undefined || thrown instanceof RunCancelledError ? undefined : runErrorData(thrown),
     thrown,
     model,
     agent,

@@ -1,6 +1,6 @@
 import { setImmediate as nextTick } from 'node:timers/promises';
 import { describe, expect, it } from 'vitest';
-import { DefaultAgent, type RunFailedError } from '../../src/agent/default-agent.js';
+import { DefaultAgent } from '../../src/agent/default-agent.js';
 import {
   BoundShim,
   DelegatingShim,
@@ -8,6 +8,7 @@ import {
   defineTool,
   type PreparedTurn,
   RunCancelledError,
+  type RunError,
   Shim,
   type ShimBindingContext,
   z,
@@ -67,7 +68,7 @@ describe('ScriptedModel', () => {
         .run('hello')
         .then(
           ({ finalOutput }) => finalOutput,
-          (error: unknown) => (error as RunFailedError).data,
+          (error: unknown) => (error as RunError).toData(),
         );
     expect(await failed(new Error('no such model'))).toMatchObject({ code: 'model_error', message: 'no such model' });
     expect(await failed({ text: 'some', error: { message: 'overloaded', status: 529 } })).toMatchObject({
