@@ -213,6 +213,14 @@ export class DrainingError extends AppError {
   }
 }
 
+/** What the storage cannot do now, whoever asks; every other error of SQLite is the fault of the one statement. */
+const STORAGE_FAULT = /^SQLITE_(BUSY|LOCKED|FULL|IOERR|READONLY|CORRUPT|NOTADB|CANTOPEN|NOMEM|PERM|PROTOCOL)/;
+
+/** Whether an error's code is that of a storage that fails: lock, disk, damage. */
+export function isStorageFaultCode(code: unknown): boolean {
+  return typeof code === 'string' && STORAGE_FAULT.test(code);
+}
+
 /** The database did not take a write (or a read): disk full, locked, read-only, damaged. Nothing was changed. */
 export class StorageUnavailableError extends AppError {
   readonly code = 'storage_unavailable';

@@ -5,9 +5,11 @@ import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify';
 import fp from 'fastify-plugin';
 import {
   AppError,
+  isStorageFaultCode,
   MalformedRequestError,
   PayloadTooLargeError,
   RouteNotFoundError,
+  StorageUnavailableError,
   UnsupportedMediaTypeError,
 } from '../errors.js';
 import { HeadersTooLargeError, InternalError, RequestTimeoutError } from './http-errors.js';
@@ -35,6 +37,7 @@ export function answerError(thrown: unknown, request: FastifyRequest, reply: Fas
 function toAppError(thrown: unknown): AppError {
   if (thrown instanceof AppError) return thrown;
   const { code, statusCode } = fastifyFields(thrown);
+  if (isStorageFaultCode(code)) return new StorageUnavailableError(thrown);
   switch (code) {
     case 'FST_ERR_CTP_BODY_TOO_LARGE':
       return new PayloadTooLargeError({

@@ -75,9 +75,24 @@ class EventStream {
       connection: 'close',
     });
     // Subscribed first, read second: an event can come twice this way, never not at all, and the cursor drops the repeat.
-    this.#unwatch = eventLog.watch(options.runId, { onBatch: this.#onBatch });
+    this.#unwatch = eventLog.watch(options.runId, { onBatch: this.#onBatch, onFault: this.#onFault });
     this.#write('retry: 2000\n\n');
-    this.#catchUp();
+    this.#unlessFaulty(() => {
+      this.#catchUp();
+    });
+  }
+
+  /** The log cannot be read now: the client comes back with its cursor. */
+  readonly #onFault = (): void => {
+    if (!this.#over) this.#drop();
+  };
+
+  #unlessFaulty(read: () => void): void {
+    try {
+      read();
+    } catch {
+      this.#onFault();
+    }
   }
 
   readonly #onBatch = (batch: EventBatch): void => {
@@ -95,7 +110,9 @@ class EventStream {
     if (this.#blockedSince === undefined) return;
     this.#blockedSince = undefined;
     this.#backlog = 0;
-    this.#catchUp();
+    this.#unlessFaulty(() => {
+      this.#catchUp();
+    });
   };
 
   readonly #onClose = (): void => {

@@ -6,7 +6,7 @@ import type { Writer } from '../store/writer.js';
 
 const DAY_MS = 86_400_000;
 const EVERY_MS = 3_600_000;
-const FIRST_AFTER_MS = 10_000;
+const FIRST_AFTER_MS = 1000;
 /** Runs pruned in one transaction: small, so that serving goes on between two of them. */
 const BATCH = 20;
 

@@ -14,7 +14,7 @@ export class RunScheduler {
   readonly #queue = new Set<string>();
   readonly #claiming = new Set<Promise<void>>();
   #claim: (runId: string) => Promise<AttemptStart | undefined> = async () => Promise.resolve(undefined);
-  #onDone: (runId: string) => void = () => undefined;
+  #onDone: (runId: string, epoch: number) => void = () => undefined;
   #reserved = 0;
   #outside = 0;
   #stopped = false;
@@ -26,7 +26,7 @@ export class RunScheduler {
   }
 
   /** Who makes a queued run a running one, and who is told that an attempt is over. */
-  connect(options: { readonly claim: (runId: string) => Promise<AttemptStart | undefined>; readonly onDone: (runId: string) => void }): void {
+  connect(options: { readonly claim: (runId: string) => Promise<AttemptStart | undefined>; readonly onDone: (runId: string, epoch: number) => void }): void {
     this.#claim = options.claim;
     this.#onDone = options.onDone;
   }
@@ -62,8 +62,11 @@ export class RunScheduler {
   drive(start: AttemptStart, slot: 'reserved' | 'outside'): RunWorker {
     if (slot === 'reserved') this.#reserved -= 1;
     else this.#outside += 1;
+    const { store, now } = this.#deps;
     const worker = new RunWorker(this.#deps, start);
     this.#workers.set(worker.runId, worker);
+    // A cancel that was committed between the claim and now had nobody to tell.
+    if (store.isCancelling(start.row.n)) worker.cancel(now());
     // A cancel that was committed between the claim and this moment found no worker to tell.
     if (this.#deps.store.isCancelling(start.row.n)) worker.cancel(this.#deps.now());
     worker.done.then(
@@ -71,7 +74,7 @@ export class RunScheduler {
         if (slot === 'outside') this.#outside -= 1;
         // A resume may have begun the next attempt while this one's sessions were disposed of.
         if (this.#workers.get(worker.runId) === worker) this.#workers.delete(worker.runId);
-        this.#onDone(worker.runId);
+        this.#onDone(worker.runId, start.epoch);
         this.#pump();
       },
       (error: unknown) => {

@@ -1,6 +1,7 @@
-import { mkdirSync } from 'node:fs';
+import { accessSync, constants, mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import SQLite, { type Database } from 'better-sqlite3';
+import { isStorageFaultCode } from '../errors.js';
 import { MIGRATIONS } from './migrations.js';
 
 export type Durability = 'full' | 'normal';
@@ -13,6 +14,14 @@ export class FolderInUseError extends Error {
   }
 }
 
+/** The folder is missing and cannot be made, or is read-only: there is nothing that a server could promise on it. */
+export class FolderNotWritableError extends Error {
+  constructor(dataDir: string, cause: unknown) {
+    super(`The data folder ${dataDir} cannot be written: ${cause instanceof Error ? cause.message : String(cause)}`, { cause });
+    this.name = 'FolderNotWritableError';
+  }
+}
+
 /** The file was written by a newer version of the program. */
 export class NewerDatabaseError extends Error {
   constructor(file: string, found: number, known: number) {
@@ -20,6 +29,18 @@ export class NewerDatabaseError extends Error {
     this.name = 'NewerDatabaseError';
   }
 }
+
+/** The file is no database, or a damaged one. */
+export class DamagedDatabaseError extends Error {
+  constructor(file: string, cause: unknown) {
+    super(`The database ${file} is damaged (${cause instanceof Error ? cause.message : String(cause)}). It was left as it is; restore a backup.`, { cause });
+    this.name = 'DamagedDatabaseError';
+  }
+}
+
+/** How long an open waits for a lock that somebody outside holds, in milliseconds. */
+const OPEN_TIMEOUT_MS = 10_000;
+const DAMAGE = /^SQLITE_(CORRUPT|NOTADB)/;
 
 /** Holds the right to write the folder's database until `release`, or until the process is gone. */
 export interface FolderLock {
@@ -29,10 +50,15 @@ export interface FolderLock {
 /**
  * Locks the data folder for this process: an exclusive transaction on a little database of its own, which the operating
  * system ends with the process, so a dead server's lock never stops a start.
- * @throws FolderInUseError
+ * @throws FolderInUseError, FolderNotWritableError
  */
 export function lockFolder(dataDir: string): FolderLock {
-  mkdirSync(dataDir, { recursive: true });
+  try {
+    mkdirSync(dataDir, { recursive: true });
+    accessSync(dataDir, constants.W_OK);
+  } catch (error) {
+    throw new FolderNotWritableError(dataDir, error);
+  }
   const lock = new SQLite(join(dataDir, 'shimline.lock'), { timeout: 0 });
   try {
     lock.pragma('journal_mode = DELETE');
@@ -51,12 +77,12 @@ export function lockFolder(dataDir: string): FolderLock {
 
 /**
  * Opens the database of a locked folder and brings its schema up to date.
- * @throws NewerDatabaseError
+ * @throws NewerDatabaseError, DamagedDatabaseError
  */
 export function openDatabase(dataDir: string, durability: Durability): Database {
   const file = join(dataDir, 'shimline.db');
-  // No waiting inside SQLite: it would stop the whole process. The writer waits outside and tries again.
-  const database = new SQLite(file, { timeout: 0 });
+  // Nothing is served yet, so a lock from outside may be waited for here.
+  const database = new SQLite(file, { timeout: OPEN_TIMEOUT_MS });
   try {
     database.pragma('journal_mode = WAL');
     database.pragma(`synchronous = ${durability === 'full' ? 'FULL' : 'NORMAL'}`);
@@ -64,10 +90,12 @@ export function openDatabase(dataDir: string, durability: Durability): Database 
     database.pragma('cache_size = -65536');
     database.pragma('temp_store = MEMORY');
     migrate(database, file);
+    // From here on no waiting inside SQLite: it would stop the whole process. The writer waits outside and tries again.
+    database.pragma('busy_timeout = 0');
     return database;
   } catch (error) {
     database.close();
-    throw error;
+    throw DAMAGE.test(codeOf(error)) ? new DamagedDatabaseError(file, error) : error;
   }
 }
 
@@ -90,11 +118,15 @@ function migrate(database: Database, file: string): void {
   }
 }
 
-export function isBusy(error: unknown): boolean {
-  return error instanceof SQLite.SqliteError && (error.code.startsWith('SQLITE_BUSY') || error.code.startsWith('SQLITE_LOCKED'));
+function isBusy(error: unknown): boolean {
+  return /^SQLITE_(BUSY|LOCKED)/.test(codeOf(error));
 }
 
 /** A fault of the storage itself (lock, disk, damage), as opposed to a refusal of ours. */
 export function isStorageFault(error: unknown): boolean {
-  return error instanceof SQLite.SqliteError && !error.code.startsWith('SQLITE_CONSTRAINT');
+  return isStorageFaultCode(codeOf(error));
+}
+
+function codeOf(error: unknown): string {
+  return error instanceof SQLite.SqliteError ? error.code : '';
 }

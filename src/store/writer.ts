@@ -28,6 +28,7 @@ const LONGEST_PAUSE_MS = 1000;
  */
 export class Writer {
   readonly #database: Database;
+  readonly #onError: (error: unknown) => void;
   #due = new Set<WriteSource>();
   #lazy = new Set<WriteSource>();
   #immediate: NodeJS.Immediate | undefined;
@@ -40,8 +41,10 @@ export class Writer {
     this.#flush();
   };
 
-  constructor(database: Database) {
+  /** @param onError told of what is nobody's: a source that throws when it hears of its commit */
+  constructor(database: Database, onError: (error: unknown) => void) {
     this.#database = database;
+    this.#onError = onError;
   }
 
   /** The storage fault that writes are waiting out; undefined while all is well. */
@@ -67,14 +70,15 @@ export class Writer {
   }
 
   /**
-   * Runs an operation in the next group and resolves with its result once it is durable.
-   * @throws StorageUnavailableError, and whatever the operation throws
+   * Runs an operation in the next group and resolves with its result once it is durable. A patient one waits for the storage;
+   * it may be run again after a rollback.
+   * @throws StorageUnavailableError unless patient, and whatever the operation throws
    */
-  async run<T>(operation: () => T): Promise<T> {
+  async run<T>(operation: () => T, { patient = false }: { readonly patient?: boolean } = {}): Promise<T> {
     return new Promise<T>((resolve, reject) => {
       let result: T;
       this.urgent({
-        patient: false,
+        patient,
         write: () => {
           result = operation();
         },
@@ -107,7 +111,10 @@ export class Writer {
     const group = [...this.#due, ...this.#lazy];
     this.#due = new Set();
     this.#lazy = new Set();
-    if (group.length === 0) return;
+    if (group.length === 0) {
+      if (this.#fault !== undefined) this.#probe();
+      return;
+    }
     const startedAt = performance.now();
     try {
       this.#transaction(group);
@@ -118,7 +125,31 @@ export class Writer {
     }
     this.#lastCommitMs = performance.now() - startedAt;
     this.#healed();
-    for (const source of group) source.committed();
+    for (const source of group) this.#tell(source);
+  }
+
+  /** What one source makes of its commit must not keep the others from hearing of theirs. */
+  #tell(source: WriteSource): void {
+    try {
+      source.committed();
+    } catch (error) {
+      this.#onError(error);
+    }
+  }
+
+  /** While nobody has anything to write the storage is tried all the same, so that its healing is seen. */
+  #probe(): void {
+    try {
+      const version = this.#database.pragma('user_version', { simple: true }) as number;
+      this.#database.exec('BEGIN IMMEDIATE');
+      this.#database.pragma(`user_version = ${version}`);
+      this.#database.exec('COMMIT');
+    } catch (error) {
+      this.#rollBack();
+      this.#waitOut([], error);
+      return;
+    }
+    this.#healed();
   }
 
   #transaction(group: readonly WriteSource[]): void {
@@ -127,9 +158,17 @@ export class Writer {
       for (const source of group) source.write();
       this.#database.exec('COMMIT');
     } catch (error) {
-      // Some faults (a full disk) have rolled back already.
-      if (this.#database.inTransaction) this.#database.exec('ROLLBACK');
+      this.#rollBack();
       throw error;
+    }
+  }
+
+  /** Some faults (a full disk) have rolled back already. */
+  #rollBack(): void {
+    try {
+      if (this.#database.inTransaction) this.#database.exec('ROLLBACK');
+    } catch (error) {
+      this.#onError(error);
     }
   }
 
@@ -152,7 +191,7 @@ export class Writer {
         }
         continue;
       }
-      source.committed();
+      this.#tell(source);
     }
     if (fault === undefined) this.#healed();
     else this.#waitOut(waiting, fault);
