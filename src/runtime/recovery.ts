@@ -11,6 +11,7 @@ import type { Expiries } from './expiries.js';
 import type { RunChanges, Written } from './run-changes.js';
 import { withSeqs } from './run-journal.js';
 import type { RunScheduler } from './run-scheduler.js';
+import { tryOneByOne } from './suspects.js';
 
 /** How often a process may die on a run without progress before the run is given up. */
 export const MAX_CRASHES = 3;
@@ -46,12 +47,30 @@ export class Recovery {
   start(): void {
     const rows = this.#deps.store.unfinished();
     const driven = new Set(rows.map((row) => row.id));
-    this.#deps.log.info({ unfinished: rows.length }, 'recovery started');
+    const suspects = rows.filter((row) => row.parent === null && row.status === 'running' && row.crashes === MAX_CRASHES - 1);
+    this.#deps.log.info({ unfinished: rows.length, suspects: suspects.length }, 'recovery started');
+    if (suspects.length > 0) this.#own('', async () => this.#try(suspects));
     for (const row of rows) {
       // A sub-agent goes on when its parent's call asks for it again; without a parent at work nobody will.
-      if (row.parent !== null && driven.has(row.parent)) continue;
+      if (suspects.includes(row) || (row.parent !== null && driven.has(row.parent))) continue;
       this.#own(row.id, async () => (row.parent === null ? this.#one(row) : this.#deps.cancel(row)));
     }
+  }
+
+  async #try(suspects: readonly RunRow[]): Promise<void> {
+    const { store, writer, log } = this.#deps;
+    await tryOneByOne(suspects, {
+      store,
+      writer,
+      signal: this.#closing.signal,
+      recover: async (row) => {
+        try {
+          await this.#persist(async () => this.#one(row));
+        } catch (error) {
+          log.error({ runId: row.id, reason: messageOf(error) }, 'a run could not be recovered');
+        }
+      },
+    });
   }
 
   /** Ends the children that a run which is over has left behind: nothing goes on without an owner. */

@@ -62,11 +62,8 @@ export class RunScheduler {
   drive(start: AttemptStart, slot: 'reserved' | 'outside'): RunWorker {
     if (slot === 'reserved') this.#reserved -= 1;
     else this.#outside += 1;
-    const { store, now } = this.#deps;
     const worker = new RunWorker(this.#deps, start);
     this.#workers.set(worker.runId, worker);
-    // A cancel that was committed between the claim and now had nobody to tell.
-    if (store.isCancelling(start.row.n)) worker.cancel(now());
     // A cancel that was committed between the claim and this moment found no worker to tell.
     if (this.#deps.store.isCancelling(start.row.n)) worker.cancel(this.#deps.now());
     worker.done.then(

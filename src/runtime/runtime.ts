@@ -132,7 +132,7 @@ export class Runtime implements AgentRuntime {
         const saved = newState(request.agent, instance.descriptor.instructions, items);
         const resolver = this.#deps.agents.resolver({ agent: request.agent, version: stored.version }, doc);
         this.#publishWritten(made.claimed.written);
-        this.#drive(this.#startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
+        scheduler.drive(this.#startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
       }
       return Object.assign(this.#change(id, caller, 0), { replayed: false });
     } catch (error) {
@@ -179,7 +179,7 @@ export class Runtime implements AgentRuntime {
       if (claimed !== undefined) {
         this.#publishWritten(claimed.written);
         slotTaken = true;
-        this.#drive(claimed.start, 'reserved');
+        scheduler.drive(claimed.start, 'reserved');
       } else {
         slotTaken = true;
         if (hasSlot) scheduler.release();
@@ -202,7 +202,7 @@ export class Runtime implements AgentRuntime {
     this.#publishWritten(cancelled);
     if (isOver(cancelled.row)) scheduler.dequeue(runId);
     if (cancelled.tellWorker) await this.#stopWorker(runId);
-    return { ...this.#change(runId, caller, this.#cancelSeen(cancelled)), taken: !isOver(before) };
+    return Object.assign(this.#change(runId, caller, this.#cancelSeen(cancelled)), { taken: true });
   }
 
   /** The seq before the first event that a stream of a cancel shows: `run.cancelling`, also for one that comes second. */
@@ -224,13 +224,6 @@ export class Runtime implements AgentRuntime {
       return row?.status === 'cancelling' ? changes.endCancelled(row, false) : undefined;
     });
     if (ended !== undefined) this.#publishWritten(ended);
-  }
-
-  /** Has an attempt driven; a cancel that was committed between the claim and now had nobody to tell. */
-  #drive(start: AttemptStart, slot: 'reserved' | 'outside'): void {
-    const { scheduler, store, now } = this.#deps;
-    const worker = scheduler.drive(start, slot);
-    if (store.isCancelling(start.row.n)) worker.cancel(now());
   }
 
   async forkRun(runId: string, request: { readonly turn?: number | undefined; readonly input?: JsonValue | undefined; readonly agent?: string | undefined }, caller: Caller): Promise<RunChange> {
@@ -430,7 +423,7 @@ export class Runtime implements AgentRuntime {
 
   /** Goes on with a run whose process died: a new epoch, `run.recovered`, and the loop from the last checkpoint. */
   async recover(runId: string, slot: 'reserved' | 'outside'): Promise<void> {
-    const { store, changes, now } = this.#deps;
+    const { store, changes, scheduler, now } = this.#deps;
     const taken = await this.#takeUp(runId, () => {
       const row = store.find(runId);
       // A cancel came before its recovery: nobody drives it any more.
@@ -451,7 +444,7 @@ export class Runtime implements AgentRuntime {
     if (taken === undefined) return;
     this.#publishWritten(taken.written);
     if (taken.start === undefined) this.#recovery?.endOrphans(taken.row);
-    else this.#drive(taken.start, slot);
+    else scheduler.drive(taken.start, slot);
   }
 
   /** Drives a child run that nobody drives: a new one, or one that a crash or a wait had left. */
@@ -467,7 +460,7 @@ export class Runtime implements AgentRuntime {
     const taken = await this.#takeUp(row.id, () => this.#claimLoaded(row.id));
     if (taken === undefined) return;
     this.#publishWritten(taken.written);
-    this.#drive(taken.start, 'outside');
+    scheduler.drive(taken.start, 'outside');
   }
 
   #ancestorsOf(row: RunRow): Ancestor[] {
@@ -495,7 +488,7 @@ export class Runtime implements AgentRuntime {
     if (row === undefined) return;
     if (isOver(row)) this.#inherited.delete(runId);
     if (isOver(row)) this.#recovery?.endOrphans(row);
-    else if (!this.#draining && row.epoch === epoch) await this.#endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
+    else if ((!this.#draining || row.status === 'cancelling') && row.epoch === epoch) await this.#endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
   }
 
   /** Cancels a run whose parent is over; where nobody drives it nobody will, so it ends here. */
@@ -518,6 +511,7 @@ export class Runtime implements AgentRuntime {
     const { scheduler, expiries } = this.#deps;
     expiries.stop();
     await scheduler.stop();
+    await this.#recovery?.settled();
     const workers = scheduler.workers();
     for (const worker of workers) worker.handOver('atCheckpoint');
     const done = Promise.all(workers.map(async (worker) => worker.done));

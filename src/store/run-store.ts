@@ -363,6 +363,11 @@ export class RunStore {
     this.#sql('UPDATE runs SET crashes = 0 WHERE n = ? AND epoch = ?').run(n, epoch);
   }
 
+  /** An execution that did no harm is not counted, if nothing else has changed the count. */
+  acquit(n: number, crashes: number): void {
+    this.#sql('UPDATE runs SET crashes = crashes - 1 WHERE n = ? AND crashes = ?').run(n, crashes);
+  }
+
   raiseAttempt(n: number): number {
     return this.#sql("UPDATE runs SET attempt = attempt + 1, crashes = 0, finish_reason = NULL WHERE n = ? RETURNING attempt").pluck().get(n) as number;
   }
