@@ -15,7 +15,9 @@ export type EventVerdict =
 
 type JsonObject = Readonly<Record<string, unknown>>;
 
-const RESPONSES_SIGNAL = /"type"\s*:\s*"(?:error|response\.(?:completed|incomplete|failed))"/;
+const RESPONSES_SIGNAL = /"type"\s*:\s*"(?:error|function_call|response\.(?:completed|incomplete|failed))"/;
+/** The id of a call that its provider gave none; the loop sees to it that no two calls of a run are named alike. */
+const NAMELESS = 'call';
 
 /**
  * Judges the data of one event. Called for every event, so it only parses the few whose text has one of the words it looks for;
@@ -29,7 +31,9 @@ export function judgeEvent(dialect: Dialect, data: string): EventVerdict | undef
       if (data === '[DONE]') return { kind: 'end' };
       return data.includes('"error"') ? judgeChat(data) : undefined;
     case 'anthropic':
-      return data.includes('"message_stop"') || data.includes('"error"') ? judgeAnthropic(data) : undefined;
+      return data.includes('"message_stop"') || data.includes('"error"') || data.includes('"tool_use"')
+        ? judgeAnthropic(data)
+        : undefined;
     case 'responses':
       return RESPONSES_SIGNAL.test(data) || data.startsWith('{"error"') ? judgeResponses(data) : undefined;
     case 'google':
@@ -82,16 +86,23 @@ function judgeChat(data: string): EventVerdict | undefined {
   }
   if ('error' in event) {
     // The package takes the mere presence of the key for a failure, while some gateways send `"error": null` in every chunk.
-    const spelling = JSON.stringify({ ...event, error: undefined });
-    return { kind: 'rewrite', data: Buffer.from(spelling, 'utf8').toString('latin1') };
+    return rewrite({ ...event, error: undefined });
   }
   return undefined;
+}
+
+function rewrite(event: JsonObject): EventVerdict {
+  return { kind: 'rewrite', data: Buffer.from(JSON.stringify(event), 'utf8').toString('latin1') };
 }
 
 function judgeAnthropic(data: string): EventVerdict | undefined {
   const event = parseLatin1(data);
   if (!isObject(event)) return undefined;
   if (event.type === 'message_stop') return { kind: 'end' };
+  const block = event.content_block;
+  if (isObject(block) && block.type === 'tool_use' && typeof block.id !== 'string') {
+    return rewrite({ ...event, content_block: { ...block, id: NAMELESS } });
+  }
   if (event.type === 'error' || event.type === undefined) {
     const error = inBandErrorOf(event);
     return error === undefined ? undefined : { kind: 'error', error };
@@ -102,6 +113,10 @@ function judgeAnthropic(data: string): EventVerdict | undefined {
 function judgeResponses(data: string): EventVerdict | undefined {
   const event = parseLatin1(data);
   if (!isObject(event)) return undefined;
+  const { item } = event;
+  if (isObject(item) && item.type === 'function_call' && typeof item.call_id !== 'string') {
+    return rewrite({ ...event, item: { ...item, call_id: text(item.id) ?? NAMELESS } });
+  }
   switch (event.type) {
     case 'response.completed':
     case 'response.incomplete':

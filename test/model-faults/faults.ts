@@ -64,8 +64,10 @@ export async function startFaults(options: FaultsOptions = {}): Promise<Faults> 
   const server = await ServerProcess.start({ env: { ...model.environment, ...env }, shimsDir });
   const queues = new Map<string, Reply[]>();
   model.respondWith((request) => {
-    const input = lastUserText(request);
-    return queues.get(input)?.shift() ?? { text: `no reply is left for ${JSON.stringify(input)}` };
+    // Anthropic is sent neighbouring messages of one role as one.
+    const text = lastUserText(request);
+    const input = [...queues.keys()].filter((key) => text.endsWith(key)).sort((a, b) => b.length - a.length)[0];
+    return queues.get(input ?? '')?.shift() ?? { text: `no reply is left for ${JSON.stringify(text)}` };
   });
   for (const { model: id } of MODELS) await save(server, agentFor(id), id);
   return {
