@@ -3,6 +3,7 @@
  * callback, is the docstring of `ShimCallbacks`.
  */
 export { z } from 'zod';
+export { agentTool, type AgentToolOptions } from './agent/agent-tool.js';
 export type { InlineContext, ShimDefinition, ShimSpec } from './agent/define-shim.js';
 export { defineShim, InvalidShimConfigError, InvalidShimError } from './agent/define-shim.js';
 export { DelegatingBoundShim, DelegatingShim } from './agent/delegating.js';
@@ -55,6 +56,7 @@ export type {
   ToolSourceBinding,
 } from './agent/shim.js';
 export { BoundShim, Shim } from './agent/shim.js';
+export { DelegationLimitError } from './agent/inheritance.js';
 export type { NamespaceDefinition } from './agent/shim-namespace.js';
 export { InvalidStateError, NewerStateError } from './agent/shim-namespace.js';
 export type { RunContext, ShimState, StateMap } from './agent/state-map.js';

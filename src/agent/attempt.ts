@@ -9,7 +9,7 @@ import { strictStringify, type JsonValue } from './json.js';
 import type { ModelResponse } from './messages.js';
 import { callModel } from './model-call.js';
 import { addUsage, type ModelSource, type Usage } from './model.js';
-import { messageOf, RunCancelledError } from './run-errors.js';
+import { HandedOverError, messageOf, RunCancelledError } from './run-errors.js';
 import type { InFlight, RunLimits, UnknownToolCall } from './run.js';
 import { WorkingState } from './run-state.js';
 import type { AttemptPort, ShimModelRequest, SpawnRequest, SpawnResult } from './scope.js';
@@ -59,6 +59,8 @@ export interface SpawnParent {
   readonly guards: readonly string[];
   /** The agents above the child, outermost first. */
   readonly lineage: readonly string[];
+  /** For a helper that spawns: the only tools that it may see. */
+  readonly onlyTools: readonly string[] | undefined;
 }
 
 export interface AttemptInput {
@@ -121,7 +123,8 @@ export class Attempt implements AttemptPort, SessionHost {
   #held: EventInput[] | undefined;
   #quiet = false;
   #endWritten = false;
-  readonly #children = new Set<Promise<unknown>>();
+  /** Children at work, with the call that each one works for. */
+  readonly #children = new Map<Promise<unknown>, string>();
   #childrenStop = new AbortController();
 
   constructor(input: AttemptInput, deps: LoopDeps, onSettled: () => void) {
@@ -254,7 +257,7 @@ export class Attempt implements AttemptPort, SessionHost {
       try {
         const observing = run(hooks, frame.task);
         if (observing === undefined) continue;
-        const outcome = await within(observing, { clock: this.clock, timeoutMs: HOOK_TIMEOUT_MS, signal: this.ended ? undefined : this.signal, graceMs: GRACE_MS });
+        const outcome = await within(Promise.resolve(observing), { clock: this.clock, timeoutMs: HOOK_TIMEOUT_MS, signal: this.ended ? undefined : this.signal, graceMs: GRACE_MS });
         if (outcome.kind === 'error') reason = messageOf(outcome.error);
         if (outcome.kind === 'timeout') reason = `it did not settle within ${outcome.ms} ms`;
       } catch (error) {
@@ -309,9 +312,13 @@ export class Attempt implements AttemptPort, SessionHost {
     const stop = AbortSignal.any([signal, this.#childrenStop.signal, ...(request.signal === undefined ? [] : [request.signal])]);
     stop.throwIfAborted();
     const child = this.#spawn(frame, request, stop);
-    this.#children.add(child);
+    this.#children.set(child, request.toolCallId);
     try {
       return await child;
+    } catch (error) {
+      // The next start goes on with the child: whoever waits for it here gets no answer that could be taken for a result.
+      if (error instanceof HandedOverError) return await new Promise<never>(() => undefined);
+      throw error;
     } finally {
       this.#children.delete(child);
     }
@@ -330,6 +337,7 @@ export class Attempt implements AttemptPort, SessionHost {
       totalTokens: this.usage.totalTokens,
       guards: [...new Set([...(input.guards ?? []), ...position.seenAgents, ...position.agents])],
       lineage,
+      onlyTools: input.onlyTools,
     };
     let abortedAt: number | undefined;
     const onAbort = (): void => {
@@ -357,6 +365,26 @@ export class Attempt implements AttemptPort, SessionHost {
     const stop = this.#childrenStop;
     this.#childrenStop = new AbortController();
     stop.abort(this.signal.aborted ? this.signal.reason : new RunCancelledError());
-    await Promise.allSettled(this.#children);
+    await Promise.allSettled(this.#children.keys());
+  }
+
+  /** The signal by which one tool call is given up: that of the attempt, but not before the children that work for the call are over. */
+  stopOf(toolCallId: string): { readonly signal: AbortSignal; release(): void } {
+    const { signal } = this;
+    const controller = new AbortController();
+    const onAbort = (): void => {
+      const mine = [...this.#children].flatMap(([child, call]) => (call.startsWith(toolCallId) ? [child] : []));
+      const stop = (): void => {
+        controller.abort(signal.reason);
+      };
+      if (mine.length === 0) stop();
+      else Promise.allSettled(mine).then(stop, stop);
+    };
+    signal.addEventListener('abort', onAbort, { once: true });
+    if (signal.aborted) onAbort();
+    const release = (): void => {
+      signal.removeEventListener('abort', onAbort);
+    };
+    return { signal: controller.signal, release };
   }
 }

@@ -147,9 +147,9 @@ export class BoundShims {
    * Runs one wrap of one session: it has no time of its own, since what it wraps has; a cancel bounds it like every callback.
    * @throws RunCancelledError, or whatever it threw
    */
-  async wrap<T>(session: ShimSession, callback: 'wrapModelCall' | 'wrapToolCall', run: () => Promise<T>): Promise<T> {
+  async wrap<T>(session: ShimSession, callback: 'wrapModelCall' | 'wrapToolCall', run: () => Promise<T>, signal = this.#host.port.signal): Promise<T> {
     const host = this.#host;
-    const outcome = await within(invoke(run), { clock: host.clock, signal: host.port.signal, graceMs: WRAP_GRACE_MS });
+    const outcome = await within(invoke(run), { clock: host.clock, signal, graceMs: WRAP_GRACE_MS });
     switch (outcome.kind) {
       case 'value':
         return outcome.value;

@@ -1,20 +1,21 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider';
 import type { AgentInstance, LoopDeps } from './attempt.js';
 import { systemClock, type Clock } from './clock.js';
-import { DelegatingBoundShim } from './delegating.js';
 import { InvalidShimError, ShimDefinition } from './define-shim.js';
 import { AgentDescriptorSchema, type AgentDescriptor } from './descriptor.js';
 import type { LifecycleEvent } from './events.js';
 import type { RunResult, RunnerHooks } from './hooks.js';
 import type { Digest } from './effects.js';
 import type { AttemptEnd, SavedState } from './journal.js';
+import { LocalDelegation } from './local-delegation.js';
 import { runAttempt } from './loop.js';
 import { MemoryJournal, newState, withCheckpoint } from './memory-journal.js';
-import { copyItem, type HistoryItem } from './messages.js';
+import { copyItem, withoutInternalInJson, type HistoryItem } from './messages.js';
 import type { ModelHandle, ModelSource } from './model.js';
+import { OncePerAgent } from './once-per-agent.js';
 import { messageOf, ModelCallError, RunCancelledError, RunError, ShimCleanupError } from './run-errors.js';
 import type { RunState } from './run-state.js';
-import { BoundShim, Shim, type Awaitable, type ShimBindingContext } from './shim.js';
+import type { Shim } from './shim.js';
 import { LiveState } from './state-map.js';
 import { closingItems } from './tool-round.js';
 import type { Logger, Tool } from './tools.js';
@@ -32,6 +33,8 @@ export interface DefaultAgentOptions {
   readonly output?: AgentDescriptor['output'];
   readonly limits?: AgentDescriptor['limits'];
   readonly handoffs?: readonly DefaultAgent[];
+  /** Agents that a shim's tool may run by name, beside those that this one hands over to. */
+  readonly agents?: readonly DefaultAgent[];
   readonly hooks?: readonly RunnerHooks[];
   readonly metadata?: Readonly<Record<string, string>>;
   readonly dataDir?: string;
@@ -197,7 +200,7 @@ export class DefaultAgent {
           signal: controller.signal,
           journal,
         },
-        this.#deps(),
+        this.#deps(journal),
       );
       this.#saved = journal.saved;
       return this.#resultOf(end);
@@ -228,7 +231,7 @@ export class DefaultAgent {
     const { instructions, history, responses, state, turnCount } = this.#saved;
     switch (end?.status) {
       case 'completed':
-        return { finalOutput: end.output, responses, turnCount, runState: { instructions, history: [...history], responses, turnCount, shimState: new LiveState(state).frozen() } };
+        return { finalOutput: end.output, responses, turnCount, runState: { instructions, history: withoutInternalInJson([...history]), responses, turnCount, shimState: new LiveState(state).frozen() } };
       case 'failed':
         if (end.thrown instanceof RunError || end.thrown instanceof ShimCleanupError) throw end.thrown;
         throw new RunError(end.error.code, end.error.message, { details: end.error, cause: end.thrown });
@@ -244,11 +247,11 @@ export class DefaultAgent {
     return this.#options.clock ?? systemClock;
   }
 
-  #deps(): LoopDeps {
+  #deps(journal: MemoryJournal): LoopDeps {
     let ids = 0;
     const prefix = `${this.name}-${this.#runs}-${Math.random().toString(36).slice(2, 8)}`;
-    return {
-      models: { resolve: (id) => this.#model(id) },
+    const loop = {
+      models: { resolve: (id: string) => this.#model(id) },
       clock: this.#clock,
       digest: fnvDigest,
       log: this.#options.log ?? silentLog,
@@ -257,16 +260,25 @@ export class DefaultAgent {
       modelMaxRetries: this.#options.modelMaxRetries ?? 2,
       newId: () => `${prefix}-${(ids += 1)}`,
       random: Math.random,
-      agent: (name) => this.#find(name),
-      spawn: async () => Promise.reject(new Error('An agent in code cannot spawn runs.')),
+      agent: (name: string) => this.#find(name),
     };
+    const { metadata = {}, dataDir = '.' } = this.#options;
+    const delegation = new LocalDelegation({
+      loop,
+      metadata,
+      dataDir,
+      note: (event) => {
+        journal.note(event);
+      },
+    });
+    return { ...loop, spawn: async (parent, request, signal) => delegation.spawn(parent, request, signal) };
   }
 
-  /** This agent and all that it can hand over to, directly or not. */
+  /** This agent and all that it can hand over to or run, directly or not. */
   #family(seen = new Set<DefaultAgent>()): Set<DefaultAgent> {
     if (seen.has(this)) return seen;
     seen.add(this);
-    for (const agent of this.#options.handoffs ?? []) agent.#family(seen);
+    for (const agent of [...(this.#options.handoffs ?? []), ...(this.#options.agents ?? [])]) agent.#family(seen);
     return seen;
   }
 
@@ -303,54 +315,4 @@ function assertOwnNames(shims: readonly Shim[]): void {
     const first = shims.findIndex((shim) => shim.name === name);
     if (first < index) throw new InvalidShimError(`The shims at positions ${first} and ${index} have the same name ${JSON.stringify(name)}; create one of them with another.`);
   });
-}
-
-/** Binds a shim once for the life of an agent object, however many runs start together (R4). */
-class OncePerAgent extends Shim {
-  readonly name: string;
-  readonly #shim: Shim;
-  readonly #onFailure: () => Promise<unknown>;
-  #bound: Promise<BoundShim> | undefined;
-  #session: BoundShim | undefined;
-
-  /** @param onBindFailed disposes of the siblings that were bound before (R7) */
-  constructor(shim: Shim, onBindFailed: () => Promise<unknown>) {
-    super();
-    this.#shim = shim;
-    this.#onFailure = onBindFailed;
-    this.name = shim.name;
-    if (shim.onFailure !== undefined) this.onFailure = shim.onFailure;
-    if (shim.timeouts !== undefined) this.timeouts = shim.timeouts;
-    if (shim.inherit !== undefined) this.inherit = shim.inherit;
-    if (shim.stateDefinition !== undefined) this.stateDefinition = shim.stateDefinition;
-  }
-  override async bind(context: ShimBindingContext): Promise<BoundShim> {
-    this.#bound ??= this.#bindOnce(() => this.#shim.bind(context));
-    return new Kept(await this.#bound);
-  }
-  async #bindOnce(bind: () => Awaitable<BoundShim>): Promise<BoundShim> {
-    try {
-      const bound = await bind();
-      if (!(bound instanceof BoundShim)) throw new TypeError('bind gave no BoundShim');
-      this.#session = bound;
-      return bound;
-    } catch (error) {
-      this.#bound = undefined;
-      await this.#onFailure();
-      throw error;
-    }
-  }
-  async dispose(): Promise<void> {
-    const [bound, session] = [this.#bound, this.#session];
-    this.#bound = undefined;
-    this.#session = undefined;
-    if (session !== undefined) await session[Symbol.asyncDispose]();
-    // A bind that was given up may still come to an end; nobody waits for it.
-    else bound?.then(async (late) => late[Symbol.asyncDispose]()).catch(() => undefined);
-  }
-}
-
-/** A session that outlives the attempt: only its agent disposes of it. */
-class Kept extends DelegatingBoundShim {
-  override async [Symbol.asyncDispose](): Promise<void> {}
 }

@@ -1,6 +1,8 @@
 import type { AgentInstance, Attempt, Frame, SpawnParent } from './attempt.js';
 import type { NamedShim } from './bound-shims.js';
+import type { AgentDescriptor } from './descriptor.js';
 import { ShimError } from './run-errors.js';
+import type { RunLimits } from './run.js';
 import type { SpawnRequest } from './scope.js';
 
 /** Depth or number of sub-agents used up; the tool that asked answers its model with it (R100). */
@@ -68,6 +70,30 @@ export function inheritedShims(parent: SpawnParent, request: SpawnRequest): Name
       throw new ShimError(name, 'inheritTools', error);
     }
   });
+}
+
+/** Depth and threads hold below the run too, and a child has no more tokens than its parent has left. */
+export function childLimits(parent: SpawnParent, child: AgentDescriptor): Record<string, number> {
+  const { maxTotalTokens } = parent.limits;
+  const left = maxTotalTokens === undefined ? undefined : Math.max(1, maxTotalTokens - parent.totalTokens);
+  const bounds = {
+    agentMaxDepth: parent.limits.agentMaxDepth,
+    agentMaxThreads: parent.limits.agentMaxThreads,
+    maxTotalTokens: left,
+  };
+  const limits: Record<string, number> = {};
+  for (const [name, bound] of Object.entries(bounds)) {
+    if (bound !== undefined) limits[name] = Math.min(bound, child.limits[name as keyof RunLimits] ?? bound);
+  }
+  return limits;
+}
+
+/** The tools of a helper: never more than its parent may use. */
+export function narrowed(
+  wanted: readonly string[] | undefined,
+  most: readonly string[] | undefined,
+): readonly string[] | undefined {
+  return most === undefined ? wanted : (wanted ?? most).filter((name) => most.includes(name));
 }
 
 /** Where an agent stands among those of this run and of the runs above it. */

@@ -63,7 +63,7 @@ export class MemoryJournal implements Journal {
   }
 
   note(event: EventInput): void {
-    const full: LifecycleEvent = { seq: this.events.length + 1, ...event, runId: this.#runId, attempt: 1, at: new Date(this.#now()).toISOString() };
+    const full: LifecycleEvent = { ...event, seq: this.events.length + 1, runId: this.#runId, attempt: 1, at: new Date(this.#now()).toISOString() };
     this.events.push(full);
     this.#onEvent(full);
   }

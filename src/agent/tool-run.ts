@@ -48,28 +48,44 @@ export async function runToolCall(attempt: Attempt, frame: Frame, tool: Tool, re
   if (!parsed.ok) return argumentFaults(tool, parsed.faults);
   const call: GatedCall = Object.freeze({ toolCallId: record.toolCallId, name: record.name, arguments: deepFreeze(record.arguments) });
   await attempt.observe(frame, (hooks, task) => hooks.onToolStart?.(task, call));
-  const outcome = await wrapped(attempt, frame, call, (inner) => execute(attempt, frame, tool, record, inner.arguments));
+  const stop = attempt.stopOf(record.toolCallId);
+  const running: RunningCall = { attempt, frame, tool, record, stop: stop.signal };
+  let outcome: ToolOutcome;
+  try {
+    outcome = await wrapped(running, call, (inner) => execute(running, inner.arguments));
+  } finally {
+    stop.release();
+  }
   await attempt.observe(frame, (hooks, task) => hooks.onToolEnd?.(task, call, deepFreeze(structuredClone(outcome))));
   return outcome;
 }
 
+interface RunningCall {
+  readonly attempt: Attempt;
+  readonly frame: Frame;
+  readonly tool: Tool;
+  readonly record: ToolCallRecord;
+  /** Aborts when the call is to be given up, with the attempt or after the children that work for it. */
+  readonly stop: AbortSignal;
+}
+
 type Next = (call: GatedCall) => Promise<ToolOutcome>;
 
-async function wrapped(attempt: Attempt, frame: Frame, call: GatedCall, innermost: Next): Promise<ToolOutcome> {
-  const sessions = frame.shims.active('wrapToolCall');
-  const chain = sessions.reduceRight<Next>((next, session) => async (inner) => wrapOne(attempt, frame, session, inner, next), innermost);
+async function wrapped(running: RunningCall, call: GatedCall, innermost: Next): Promise<ToolOutcome> {
+  const sessions = running.frame.shims.active('wrapToolCall');
+  const chain = sessions.reduceRight<Next>((next, session) => async (inner) => wrapOne(running, session, inner, next), innermost);
   return chain(call);
 }
 
-async function wrapOne(attempt: Attempt, frame: Frame, session: ShimSession, call: GatedCall, next: Next): Promise<ToolOutcome> {
+async function wrapOne({ attempt, frame, stop }: RunningCall, session: ShimSession, call: GatedCall, next: Next): Promise<ToolOutcome> {
   let inner: Promise<ToolOutcome> | undefined;
+  const wrap = async (): Promise<ToolOutcome> =>
+    session.bound.wrapToolCall(frame.shims.turnOf(session), call, async (changed) => {
+      inner = next(changed);
+      return inner;
+    });
   try {
-    const outcome = await frame.shims.wrap(session, 'wrapToolCall', async () =>
-      session.bound.wrapToolCall(frame.shims.turnOf(session), call, async (changed) => {
-        inner = next(changed);
-        return inner;
-      }),
-    );
+    const outcome = await frame.shims.wrap(session, 'wrapToolCall', wrap, stop);
     return outcome.ok ? { ok: true, result: resultOf(outcome.result) } : { ok: false, error: { ...outcome.error } };
   } catch (error) {
     if (error instanceof ShimError) throw error;
@@ -93,14 +109,15 @@ function resultOf(result: unknown): unknown {
   return outcome.ok ? outcome.result : outcome.error.message;
 }
 
-async function execute(attempt: Attempt, frame: Frame, tool: Tool, record: ToolCallRecord, args: unknown): Promise<ToolOutcome> {
+async function execute(running: RunningCall, args: unknown): Promise<ToolOutcome> {
+  const { attempt, frame, tool } = running;
   const parsed = tool.parse(args);
   if (!parsed.ok) return argumentFaults(tool, parsed.faults);
   const settings = attempt.core?.toolSet.config ?? frame.agent.descriptor.tools;
   const timeoutMs = tool.timeoutMs ?? settings.toolCallTimeoutMs ?? DEFAULT_TOOL_TIMEOUT_MS;
   const maxRetries = tool.maxRetries ?? settings.toolCallMaxRetries ?? 0;
   for (let tries = 0; ; tries += 1) {
-    const { outcome, again } = await tryOnce(attempt, frame, { tool, record, args: parsed.args, timeoutMs });
+    const { outcome, again } = await tryOnce(running, parsed.args, timeoutMs);
     if (!again || tries >= maxRetries || attempt.signal.aborted) return outcome;
     await pause(attempt.clock, RETRY_PAUSE_MS * 2 ** tries, attempt.signal);
     if (attempt.signal.aborted) return outcome;
@@ -114,14 +131,7 @@ export function wasInterrupted(record: ToolCallRecord): boolean {
   return interrupted.has(record);
 }
 
-interface ToolTry {
-  readonly tool: Tool;
-  readonly record: ToolCallRecord;
-  readonly args: unknown;
-  readonly timeoutMs: number;
-}
-
-async function tryOnce(attempt: Attempt, frame: Frame, { tool, record, args, timeoutMs }: ToolTry): Promise<{ outcome: ToolOutcome; again: boolean }> {
+async function tryOnce({ attempt, frame, tool, record, stop }: RunningCall, args: unknown, timeoutMs: number): Promise<{ outcome: ToolOutcome; again: boolean }> {
   const controller = new AbortController();
   const onAbort = (): void => {
     controller.abort(attempt.signal.reason);
@@ -131,7 +141,7 @@ async function tryOnce(attempt: Attempt, frame: Frame, { tool, record, args, tim
   try {
     const context = toolContext(attempt, record, controller.signal);
     const running = invoke(tool, args, context);
-    const outcome = await within(running, { clock: attempt.clock, timeoutMs, signal: attempt.signal, graceMs: GRACE_MS });
+    const outcome = await within(running, { clock: attempt.clock, timeoutMs, signal: stop, graceMs: GRACE_MS });
     switch (outcome.kind) {
       case 'value':
         return { outcome: outcomeOf(outcome.value), again: false };

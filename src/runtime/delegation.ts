@@ -1,12 +1,11 @@
 import type { SpawnParent } from '../agent/attempt.js';
 import type { NamedShim } from '../agent/bound-shims.js';
-import type { AgentDescriptor } from '../agent/descriptor.js';
-import { assertDelegation, inheritedShims } from '../agent/inheritance.js';
+import { assertDelegation, childLimits, inheritedShims, narrowed } from '../agent/inheritance.js';
 import { firstPosition } from '../agent/journal.js';
 import type { JsonValue } from '../agent/json.js';
 import { NO_USAGE, UsageSchema } from '../agent/model.js';
 import { HandedOverError, RunErrorDataSchema } from '../agent/run-errors.js';
-import { CancellationSchema, TERMINAL_STATUSES, type RunLimits } from '../agent/run.js';
+import { CancellationSchema, TERMINAL_STATUSES } from '../agent/run.js';
 import type { SpawnRequest, SpawnResult } from '../agent/scope.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
@@ -117,28 +116,9 @@ export class Delegation {
 /** What a helper was asked to be; a helper's helper gets no tool that its parent may not use. */
 function helperOf(request: SpawnRequest, above: RequestDoc['helper']): NonNullable<RequestDoc['helper']> {
   const instructions = request.instructions ?? above?.instructions;
-  const tools =
-    above?.tools === undefined
-      ? request.tools
-      : (request.tools ?? above.tools).filter((name) => above.tools?.includes(name));
+  const tools = narrowed(request.tools, above?.tools);
   return {
     ...(instructions === undefined ? {} : { instructions }),
     ...(tools === undefined ? {} : { tools: [...tools] }),
   };
-}
-
-/** Depth and threads hold below the run too, and a child has no more tokens than its parent has left. */
-function childLimits(parent: SpawnParent, child: AgentDescriptor): Record<string, number> {
-  const { maxTotalTokens } = parent.limits;
-  const left = maxTotalTokens === undefined ? undefined : Math.max(1, maxTotalTokens - parent.totalTokens);
-  const bounds = {
-    agentMaxDepth: parent.limits.agentMaxDepth,
-    agentMaxThreads: parent.limits.agentMaxThreads,
-    maxTotalTokens: left,
-  };
-  const limits: Record<string, number> = {};
-  for (const [name, bound] of Object.entries(bounds)) {
-    if (bound !== undefined) limits[name] = Math.min(bound, child.limits[name as keyof RunLimits] ?? bound);
-  }
-  return limits;
 }

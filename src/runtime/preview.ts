@@ -1,4 +1,5 @@
 import type { LoopDeps } from '../agent/attempt.js';
+import type { ModelRequest } from '../agent/hooks.js';
 import { runAttempt } from '../agent/loop.js';
 import { MemoryJournal, newState } from '../agent/memory-journal.js';
 import { isInternalMessage, type HistoryItem } from '../agent/messages.js';
@@ -13,6 +14,7 @@ export interface PreviewDeps {
 
 /** What the first model request of a run would be, and which shim changed what. */
 export interface Preview {
+  /** Null when the run would fail before it. */
   readonly request: unknown;
   readonly effects: readonly unknown[];
   readonly error: unknown;
@@ -20,48 +22,81 @@ export interface Preview {
 
 /**
  * Runs an agent up to its first model call and no further: nothing is stored and no model is called. The shims' callbacks
- * really run, so what they do outside is done.
+ * really run, so what they do outside is done; one that calls a model or an agent itself gets an error.
  */
 export async function previewAgent(
   { loop, dataDir }: PreviewDeps,
-  preview: { readonly name: string; readonly resolver: AgentResolver; readonly items: readonly HistoryItem[]; readonly key: string | null },
+  preview: {
+    readonly name: string;
+    readonly resolver: AgentResolver;
+    readonly items: readonly HistoryItem[];
+    readonly key: string | null;
+  },
 ): Promise<Preview> {
   let request: unknown = null;
+  const { name, resolver, items, key } = preview;
   const signal = new AbortController().signal;
-  const saved = newState(preview.name, preview.resolver(preview.name).descriptor.instructions, preview.items);
+  const saved = newState(name, resolver(name).descriptor.instructions, items);
   const journal = new MemoryJournal({ runId: 'preview', saved, now: () => loop.clock.now(), signal });
-  const capture = (handle: ModelHandle): ModelHandle => ({
-    ...handle,
-    languageModel: {
-      ...handle.languageModel,
-      specificationVersion: 'v3',
-      provider: handle.languageModel.provider,
-      modelId: handle.languageModel.modelId,
-      supportedUrls: {},
-      doGenerate: async () => Promise.reject(new PreviewDone()),
-      doStream: async ({ abortSignal: _signal, ...options }) => {
-        request = { model: handle.id, ...options };
-        return Promise.reject(new PreviewDone());
-      },
+  const capture = {
+    onLlmStart: (_task: unknown, asked: ModelRequest) => {
+      request ??= shownRequest(asked);
     },
-    failureOf: () => new ModelCallError({ code: 'model_error', message: 'preview', retryable: false }),
-  });
+  };
   await runAttempt(
-    { runId: 'preview', depth: 0, metadata: {}, key: preview.key, dataDir, limits: {}, saved, recovered: false, signal, journal },
-    { ...loop, models: { resolve: (id) => capture(loop.models.resolve(id)) }, agent: preview.resolver, modelMaxRetries: 0, spawn: async () => Promise.reject(new PreviewDone()) },
+    { runId: 'preview', depth: 0, metadata: {}, key, dataDir, limits: {}, saved, recovered: false, signal, journal },
+    {
+      ...loop,
+      hostHooks: [...loop.hostHooks, capture],
+      models: { resolve: (id) => withoutCalls(loop.models.resolve(id)) },
+      agent: resolver,
+      modelMaxRetries: 0,
+      spawn: async () => Promise.reject(new PreviewOnlyError()),
+    },
   );
-  const internal = preview.items.filter((item) => isInternalMessage(item)).length;
   const effects = journal.events
     .filter((event) => event.type === 'shim.effect')
     .map(({ turn, shim, callback, changes, ms }) => ({ turn: turn ?? null, shim, callback, changes, ms }));
-  const { end } = journal;
-  const error = request === null && end?.status === 'failed' ? end.error : null;
-  return { request: request === null ? null : { ...(request as object), internalMessages: internal }, effects, error };
+  const error = request === null && journal.end?.status === 'failed' ? journal.end.error : null;
+  return { request, effects, error };
 }
 
-class PreviewDone extends Error {
+/** The request in our own words, as it is before a provider's dialect; internal messages are left out and counted (R90). */
+function shownRequest({ model, messages, tools, modelArgs, output }: ModelRequest): object {
+  const shown = messages.filter((message) => !isInternalMessage(message));
+  const { tools: list = [], ...settings } = tools ?? {};
+  return {
+    model,
+    messages: shown,
+    internalMessages: messages.length - shown.length,
+    tools: list.map(({ name, description, inputSchema }) => ({ name, description, inputSchema })),
+    ...settings,
+    modelArgs: modelArgs ?? {},
+    ...(output === undefined ? {} : { output }),
+  };
+}
+
+function withoutCalls(handle: ModelHandle): ModelHandle {
+  const refuse = async (): Promise<never> => Promise.reject(new PreviewOnlyError());
+  const { provider, modelId } = handle.languageModel;
+  return {
+    ...handle,
+    languageModel: {
+      specificationVersion: 'v3',
+      provider,
+      modelId,
+      supportedUrls: {},
+      doGenerate: refuse,
+      doStream: refuse,
+    },
+    failureOf: () =>
+      new ModelCallError({ code: 'model_error', message: new PreviewOnlyError().message, retryable: false }),
+  };
+}
+
+class PreviewOnlyError extends Error {
   constructor() {
-    super('The preview ends before the model call.');
-    this.name = 'PreviewDone';
+    super('A preview calls no model and runs no other agent.');
+    this.name = 'PreviewOnlyError';
   }
 }
