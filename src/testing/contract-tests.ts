@@ -70,7 +70,7 @@ export function shimContractTests(factory: () => TestableShim, options: Contract
     it('R65 a cancel during the model call or a tool call leaves it fit for the next run', async () =>
       kit.cancelledOutside());
     it('R86 a recovered run goes on with a fresh session and applies nothing twice', async () => kit.recovers());
-    it('R103 restricted to the sources of others it contributes no tools, and to its own it is that session', async () =>
+    it('R103 restricted to the sources of others it contributes no tools, and with one of its own it binds that', async () =>
       kit.restricted());
     it('R107 it works alike inside delegates, whole or with one callback overridden', async () => kit.delegated());
   });
@@ -256,13 +256,18 @@ class ContractKit {
   async restricted(): Promise<void> {
     const shim = this.#make();
     const task = { runId: 'contract-run', agent: 'contract', model: 'contract', depth: 1 };
-    const own = new BoundShim();
-    const bound = await shim.bind({ task, toolSourceBindings: [{ source: shim, bind: async () => own }] });
-    assert.equal(bound, own, 'bind did not use the binding whose source it is');
-    const others: ShimBindingContext = { task, toolSourceBindings: [{ source: this.#make(), bind: async () => own }] };
+    let rebound = 0;
+    const binding = (source: Shim): ShimBindingContext => ({
+      task,
+      toolSourceBindings: [{ source: innermost(source), bind: async () => ((rebound += 1), new BoundShim()) }],
+    });
+    await shim.bind(binding(shim));
+    assert.equal(rebound, 1, 'bind did not use the binding whose source it is');
+    const others = binding(new FailingShim('prepareTurn'));
     const inactive = new Rebound(shim, others);
     await this.#conversation(inactive, '', async (agent, model) => {
       await agent.run('hello');
+      assert.equal(rebound, 1, 'bind used a binding whose source it is not');
       const tools = new Set(model.requests.flatMap((request) => request.tools));
       assert.deepEqual(
         [...tools].filter((name) => !this.#ownTools().has(name)),
@@ -395,6 +400,11 @@ class SessionWrapped extends DelegatingShim {
   override async bind(context: ShimBindingContext): Promise<BoundShim> {
     return new DelegatingBoundShim(await super.bind(context));
   }
+}
+
+/** A parent's session names the definition that it knows; what wraps it passes that on (R105). */
+function innermost(shim: Shim): Shim {
+  return shim instanceof DelegatingShim ? innermost(shim.inner) : shim;
 }
 
 function toolOf(name: string, execute: () => string): Tool {
