@@ -80,7 +80,7 @@ async function assertOnlyWritesFail(of: Lab, finished: unknown, running: unknown
 }
 
 describe('a lock that another process holds', () => {
-  it('R16 (failure) refuses writes with 503, serves reads, pauses the runs, and goes on where they were', async () => {
+  it('failure R16: refuses writes with 503, serves reads, pauses the runs, and goes on where they were', async () => {
     const here = await lab();
     const finished = await runToEnd(here, {});
     here.model.script(calling(callOf('unknown_tool', { n: 1 })), { text: 'after the lock' });
@@ -123,7 +123,7 @@ describe('a lock that another process holds', () => {
     expect(await runToEnd(here, {})).toMatchObject({ status: 'completed' });
   });
 
-  it('R16 (failure) fails a decision as a whole, which can be made again afterwards and is carried out once', async () => {
+  it('failure R16: fails a decision as a whole, which can be made again afterwards and is carried out once', async () => {
     const here = await lab();
     here.model.script(calling(callOf('gated', { n: 7 })));
     const run = await runToEnd(here, {});
