@@ -1,3 +1,4 @@
+import { onAbort } from './abort.js';
 import { GRACE_MS, type BoundShims, type NamedShim, type SessionHost } from './bound-shims.js';
 import { within, type Clock } from './clock.js';
 import type { AgentDescriptor } from './descriptor.js';
@@ -112,6 +113,8 @@ export class Attempt implements AttemptPort, SessionHost {
   core: TurnCore | undefined;
   frame: Frame | undefined;
   ended = false;
+  /** Tool calls that are being executed now. */
+  callsRunning = 0;
   /** Text of the model call in progress, as it was shown. */
   partialText = '';
   /** The model call whose deltas were sent and that the next one replaces. */
@@ -230,6 +233,7 @@ export class Attempt implements AttemptPort, SessionHost {
       unknownToolCalls: this.unknownCalls.splice(0),
       turnEnd: options.turnEnd,
       settles: options.settles,
+      busy: this.callsRunning > 0,
     };
   }
 
@@ -340,10 +344,9 @@ export class Attempt implements AttemptPort, SessionHost {
       onlyTools: input.onlyTools,
     };
     let abortedAt: number | undefined;
-    const onAbort = (): void => {
+    const unwatch = onAbort(stop, () => {
       abortedAt = this.clock.now();
-    };
-    stop.addEventListener('abort', onAbort, { once: true });
+    });
     try {
       const result = await this.deps.spawn(parent, request, stop);
       this.usage = addUsage(this.usage, result.usage);
@@ -355,7 +358,7 @@ export class Attempt implements AttemptPort, SessionHost {
       }
       return result;
     } finally {
-      stop.removeEventListener('abort', onAbort);
+      unwatch();
     }
   }
 
@@ -372,19 +375,14 @@ export class Attempt implements AttemptPort, SessionHost {
   stopOf(toolCallId: string): { readonly signal: AbortSignal; release(): void } {
     const { signal } = this;
     const controller = new AbortController();
-    const onAbort = (): void => {
+    const release = onAbort(signal, () => {
       const mine = [...this.#children].flatMap(([child, call]) => (call.startsWith(toolCallId) ? [child] : []));
       const stop = (): void => {
         controller.abort(signal.reason);
       };
       if (mine.length === 0) stop();
       else Promise.allSettled(mine).then(stop, stop);
-    };
-    signal.addEventListener('abort', onAbort, { once: true });
-    if (signal.aborted) onAbort();
-    const release = (): void => {
-      signal.removeEventListener('abort', onAbort);
-    };
+    });
     return { signal: controller.signal, release };
   }
 }

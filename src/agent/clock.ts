@@ -1,3 +1,5 @@
+import { onAbort } from './abort.js';
+
 /** Time as the domain sees it; the real one is made in `app.ts`, tests bring their own. */
 export interface Clock {
   /** Milliseconds since the epoch. */
@@ -22,11 +24,11 @@ export async function pause(clock: Clock, ms: number, signal: AbortSignal): Prom
   await new Promise<void>((resolve) => {
     const done = (): void => {
       cancelTimer();
-      signal.removeEventListener('abort', done);
+      unwatch();
       resolve();
     };
     const cancelTimer = clock.after(ms, done);
-    signal.addEventListener('abort', done, { once: true });
+    const unwatch = onAbort(signal, done);
   });
 }
 
@@ -55,21 +57,22 @@ export async function within<T>(promise: PromiseLike<T>, bounds: Bounds): Promis
   return new Promise<Bounded<T>>((resolve) => {
     let abortedAt: number | undefined;
     let cancelTimer = (): void => undefined;
+    let unwatch = (): void => undefined;
     const finish = (outcome: Bounded<T>): void => {
       cancelTimer();
-      signal?.removeEventListener('abort', onAbort);
+      unwatch();
       resolve(outcome);
     };
-    const onAbort = (): void => {
+    const startGrace = (): void => {
       abortedAt = clock.now();
       cancelTimer();
       cancelTimer = clock.after(graceMs, () => {
         finish({ kind: 'aborted', obeyed: false, ms: graceMs });
       });
     };
-    if (signal?.aborted === true) onAbort();
+    if (signal?.aborted === true) startGrace();
     else {
-      signal?.addEventListener('abort', onAbort, { once: true });
+      if (signal !== undefined) unwatch = onAbort(signal, startGrace);
       if (timeoutMs !== undefined && Number.isFinite(timeoutMs)) {
         cancelTimer = clock.after(timeoutMs, () => {
           finish({ kind: 'timeout', ms: timeoutMs });

@@ -1,3 +1,4 @@
+import { onAbort } from './abort.js';
 import type { JsonValue } from './json.js';
 import type { Message } from './messages.js';
 import type { Usage } from './model.js';
@@ -101,6 +102,7 @@ export class ShimScope implements RunScope {
   readonly runState: RunStateView;
   readonly #parentSignal: AbortSignal;
   #controller: AbortController | undefined;
+  #unwatch = (): void => undefined;
   #closed = false;
 
   constructor(attempt: AttemptPort, shim: string, options: { readonly namespace: ShimNamespace | undefined; readonly signal: AbortSignal }) {
@@ -108,9 +110,13 @@ export class ShimScope implements RunScope {
     this.shim = shim;
     this.#namespace = options.namespace;
     this.#parentSignal = options.signal;
-    this.runState = new RunStateView(attempt.working, () => {
-      this.assertOpen();
-    });
+    this.runState = new RunStateView(
+      attempt.working,
+      () => {
+        this.assertOpen();
+      },
+      () => this.#closed,
+    );
   }
   get runId(): string {
     return this.#attempt.runId;
@@ -137,7 +143,8 @@ export class ShimScope implements RunScope {
     return this.#attempt.limits;
   }
   get state(): unknown {
-    return this.#closed ? undefined : this.#namespace?.value;
+    this.assertOpen();
+    return this.#namespace?.value;
   }
   get closed(): boolean {
     return this.#closed;
@@ -150,7 +157,9 @@ export class ShimScope implements RunScope {
     const parent = this.#parentSignal;
     if (parent.aborted || this.#closed) controller.abort(parent.reason);
     else {
-      parent.addEventListener('abort', () => { controller.abort(parent.reason); }, { once: true, signal: controller.signal });
+      this.#unwatch = onAbort(parent, () => {
+        controller.abort(parent.reason);
+      });
     }
     return controller.signal;
   }
@@ -176,6 +185,7 @@ export class ShimScope implements RunScope {
   }
   close(): void {
     this.#closed = true;
+    this.#unwatch();
     this.#controller?.abort(new ClosedScopeError(this.shim));
   }
 }

@@ -1,3 +1,4 @@
+import { onAbort } from './abort.js';
 import type { Attempt, Frame } from './attempt.js';
 import { GRACE_MS, type ShimSession } from './bound-shims.js';
 import { pause, within } from './clock.js';
@@ -133,11 +134,9 @@ export function wasInterrupted(record: ToolCallRecord): boolean {
 
 async function tryOnce({ attempt, frame, tool, record, stop }: RunningCall, args: unknown, timeoutMs: number): Promise<{ outcome: ToolOutcome; again: boolean }> {
   const controller = new AbortController();
-  const onAbort = (): void => {
+  const unwatch = onAbort(attempt.signal, () => {
     controller.abort(attempt.signal.reason);
-  };
-  attempt.signal.addEventListener('abort', onAbort, { once: true });
-  if (attempt.signal.aborted) onAbort();
+  });
   try {
     const context = toolContext(attempt, record, controller.signal);
     const running = invoke(tool, args, context);
@@ -166,7 +165,7 @@ async function tryOnce({ attempt, frame, tool, record, stop }: RunningCall, args
       }
     }
   } finally {
-    attempt.signal.removeEventListener('abort', onAbort);
+    unwatch();
   }
 }
 
