@@ -151,7 +151,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
   const eventLog = new EventLog(new EventReader(readerConnection));
   const reader = new RunReader(readerConnection);
   const views = new RunViews({ reader, store, eventLog });
-  const now = systemClock.now;
+  const now = (): number => systemClock.now();
   const models = modelRegistry(config);
   const shims = new ShimLoader({
     folders: [fileURLToPath(new URL('../shims', import.meta.url)), resolve(config.SHIMS_DIR)],
@@ -240,7 +240,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     close: async () => {
       await retention.stop();
       await recovery.settled();
-      shims.close();
+      await shims.close();
       await models.close();
       writer.close();
       readerConnection.close();

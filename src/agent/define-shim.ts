@@ -33,8 +33,11 @@ export class InvalidShimConfigError extends Error {
 }
 
 type AnyObject = z.ZodType<Record<string, unknown>>;
+/** The config of a shim that takes none. */
+// eslint-disable-next-line @typescript-eslint/no-generated-empty-object-type -- no fields is what is meant
+type NoFields = Record<never, z.ZodType>;
 type Config<C extends AnyObject> = z.output<C>;
-type WithState<S extends z.ZodType> = { readonly state: z.output<S> };
+interface WithState<S extends z.ZodType> { readonly state: z.output<S> }
 
 /** What `this` is in inline callbacks. */
 export interface InlineContext<C extends AnyObject> {
@@ -146,7 +149,7 @@ class InlineShim extends Shim {
  * Defines a shim: with `create`, or with the callbacks inline.
  * @throws InvalidShimError for a bad name, a state schema that refuses `{}`, or a guard (`inherit: "always"`) that may skip (R78a)
  */
-export function defineShim<C extends AnyObject = z.ZodObject<Record<never, never>>, S extends z.ZodType = z.ZodUndefined>(spec: ShimSpec<C, S>): ShimDefinition<C> {
+export function defineShim<C extends AnyObject = z.ZodObject<NoFields>, S extends z.ZodType = z.ZodUndefined>(spec: ShimSpec<C, S>): ShimDefinition<C> {
   assertHead(spec);
   const { name, version = 1, description = '', inherit = 'children' } = spec;
   const namespace: NamespaceDefinition | undefined = spec.state === undefined ? undefined : { schema: spec.state, version, migrate: spec.migrate };

@@ -187,6 +187,7 @@ class DefinitionOverSession extends DelegatingBoundShim {
 
 /** Whether a session really does something in a callback; what it does not, is never called and costs nothing. */
 export function implementsCallback(session: BoundShim, name: CallbackName): boolean {
+  // eslint-disable-next-line @typescript-eslint/unbound-method -- compared, never called
   const own: unknown = session[name];
   if (own === BoundShim.prototype[name]) return false;
   if (session instanceof DefinitionOverSession && own === DefinitionOverSession.prototype[name]) {
@@ -198,6 +199,7 @@ export function implementsCallback(session: BoundShim, name: CallbackName): bool
 }
 
 function definitionImplements(definition: Shim, name: CallbackName): boolean {
+  // eslint-disable-next-line @typescript-eslint/unbound-method -- compared, never called
   const own: unknown = definition[name];
   if (own === Shim.prototype[name]) return false;
   return definition instanceof DelegatingShim && own === DelegatingShim.prototype[name] ? definitionImplements(definition.inner, name) : true;

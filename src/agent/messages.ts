@@ -129,9 +129,9 @@ const ROLES = new Set<unknown>(['system', 'user', 'assistant', 'tool']);
 export function kindOf(item: HistoryItem): ItemKind {
   if (typeof item !== 'object' || item === null || Array.isArray(item) || contentObjects.has(item)) return 'content';
   const fields = item as Record<string, unknown>;
-  if (ROLES.has(fields['role']) && 'content' in fields) return 'message';
-  if (typeof fields['modelCallId'] === 'string' && typeof fields['message'] === 'object') return 'response';
-  if ('template' in fields && typeof fields['values'] === 'object') return 'prompt';
+  if (ROLES.has(fields.role) && 'content' in fields) return 'message';
+  if (typeof fields.modelCallId === 'string' && typeof fields.message === 'object') return 'response';
+  if ('template' in fields && typeof fields.values === 'object') return 'prompt';
   return 'content';
 }
 
@@ -215,7 +215,7 @@ export function isEphemeral(item: HistoryItem): boolean {
 function withoutMetadata(message: Message): Message {
   if (message.metadata === undefined) return message;
   const { metadata: _metadata, ...bare } = message;
-  return deepFreeze(bare) as Message;
+  return deepFreeze(bare);
 }
 
 const rendered = new WeakMap<object, readonly Message[]>();

@@ -134,17 +134,17 @@ function callOptions(handle: ModelHandle, request: ModelRequest, prompt: Languag
   if (Object.keys(own).length > 0) {
     // What the interface has no word for is the provider's own: it goes under its name.
     const provider = handle.languageModel.provider.split('.')[0] ?? handle.languageModel.provider;
-    const given = (options['providerOptions'] ?? {}) as Record<string, Record<string, unknown>>;
-    options['providerOptions'] = { ...given, [provider]: { ...own, ...given[provider] } };
+    const given = (options.providerOptions ?? {}) as Record<string, Record<string, unknown>>;
+    options.providerOptions = { ...given, [provider]: { ...own, ...given[provider] } };
   }
   if (request.tools !== null) Object.assign(options, toolOptions(request.tools));
-  if (request.output !== undefined && enforcesSchema(handle, request.output)) options['responseFormat'] = { type: 'json', schema: request.output, name: 'answer' };
+  if (request.output !== undefined && enforcesSchema(handle, request.output)) options.responseFormat = { type: 'json', schema: request.output, name: 'answer' };
   return options as unknown as LanguageModelV3CallOptions;
 }
 
 /** Whether the provider itself holds the model to the schema; none of them does so for anything but an object. */
 export function enforcesSchema(handle: ModelHandle, schema: Readonly<Record<string, unknown>>): boolean {
-  return handle.nativeStructuredOutput && schema['type'] === 'object';
+  return handle.nativeStructuredOutput && schema.type === 'object';
 }
 
 const functionTools = new WeakMap<object, unknown>();

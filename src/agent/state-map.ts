@@ -2,8 +2,7 @@ import { deepFreeze, jsonEquals, strictStringify, type JsonValue } from './json.
 
 /** The map that shims keep values in: `ShimState` (persisted, JSON only) and `RunContext` (one attempt, anything). */
 export interface StateMap<V = unknown> {
-  // The caller says what it stored there; a map of JSON has no better knowledge of its types.
-  // eslint-disable-next-line @typescript-eslint/no-unnecessary-type-parameters -- convenience of the shim author
+   
   get<T extends V = V>(key: string): T | undefined;
   set(key: string, value: V): void;
   has(key: string): boolean;
@@ -22,7 +21,7 @@ export interface StateMap<V = unknown> {
 /** Persisted state of all shims of a run, JSON only (R18). */
 export type ShimState = StateMap<JsonValue>;
 /** `transientState`: one map per attempt, shared by all shims, never persisted (R16). */
-export type RunContext = StateMap<unknown>;
+export type RunContext = StateMap;
 
 /** What one change of a key leaves: its JSON, or undefined where it was deleted. */
 export interface StateChange {

@@ -55,7 +55,7 @@ export function renderText(template: string, values: Readonly<Record<string, Jso
   const missing = missingValues(template, values);
   if (missing.length > 0) throw new MissingTemplateValueError(missing);
   return Mustache.render(template, values, undefined, {
-    escape: (value: unknown) => (typeof value === 'object' ? JSON.stringify(value) : String(value)),
+    escape: (value: unknown) => (typeof value === 'string' ? value : JSON.stringify(value)),
   });
 }
 

@@ -121,7 +121,7 @@ function schemaOf(name: string, parameters: z.ZodType | JsonSchema): JsonSchema 
   const known = schemaCache.get(parameters);
   if (known !== undefined) return known;
   const schema = isZod(parameters) ? (z.toJSONSchema(parameters, { io: 'input' }) as JsonSchema) : parameters;
-  if (schema['type'] !== 'object') throw new TypeError(`The parameters of tool ${JSON.stringify(name)} must be an object schema.`);
+  if (schema.type !== 'object') throw new TypeError(`The parameters of tool ${JSON.stringify(name)} must be an object schema.`);
   const { $schema: _dialect, ...body } = schema;
   if (!isZod(parameters)) compileJsonSchema(parameters);
   schemaCache.set(parameters, body);

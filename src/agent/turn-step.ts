@@ -206,7 +206,9 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
       let called: Promise<ModelResponse> | undefined;
       try {
         const startedAt = attempt.clock.now();
-        const record = (): void => frame.shims.recordWrites(session, 'wrapModelCall', attempt.clock.now() - startedAt);
+        const record = (): void => {
+          frame.shims.recordWrites(session, 'wrapModelCall', attempt.clock.now() - startedAt);
+        };
         const response = await frame.shims.wrap(session, 'wrapModelCall', async () =>
           session.bound.wrapModelCall(frame.shims.turnOf(session), inner, async (changed) => {
             record();
@@ -274,7 +276,7 @@ async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, m
       idleTimeoutMs: attempt.deps.modelIdleTimeoutMs,
       modelCallId,
       transform: deltaTransform(frame),
-      callIdFor: (providerId) => uniqueCallId(providerId, used, attempt.deps.newId),
+      callIdFor: (providerId) => uniqueCallId(providerId, used, () => attempt.deps.newId()),
       onDelta: (delta) => {
         attempt.replaces = modelCallId;
         if (delta.kind === 'flush') return;

@@ -20,7 +20,7 @@ function itemOf(item: JsonValue): HistoryItem {
     if (parsed.success && typeof origin === 'string') return copyItem(internalMessage(parsed.data as Message, { origin, ephemeral: ephemeral === true }));
   }
   const message = MessageSchema.safeParse(item);
-  if (message.success) return copyItem(message.data as Message);
+  if (message.success) return copyItem(message.data);
   const content = structuredClone(item) as HistoryItem;
   markAsContent(content);
   return copyItem(content);

@@ -2,7 +2,6 @@ import type { AgentInstance, LoopDeps } from '../agent/attempt.js';
 import type { SavedState } from '../agent/journal.js';
 import { runAttempt } from '../agent/loop.js';
 import { failureProblem, HandedOverError, messageOf, RunCancelledError, RunError, runErrorData } from '../agent/run-errors.js';
-import type { RunLimits } from '../agent/run.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
 import { RunJournal, type Ancestor, type RunJournalDeps } from './run-journal.js';
 
@@ -78,7 +77,7 @@ export class RunWorker {
           metadata: request.metadata,
           key: row.owner === '' ? null : row.owner,
           dataDir: this.#deps.dataDir,
-          limits: request.limits as RunLimits,
+          limits: request.limits,
           guards: request.guards,
           lineage: this.#start.ancestors.toReversed().flatMap((ancestor) => ancestor.agents),
           onlyTools: request.helper?.tools,

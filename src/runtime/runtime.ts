@@ -102,7 +102,7 @@ export class Runtime implements AgentRuntime {
       this.#assertRoom(hasSlot);
       const made = await writer.run(() => {
         const found = request.idempotencyKey === undefined ? undefined : store.findByKey(owner, request.idempotencyKey);
-        if (found !== undefined) return { found };
+        if (found !== undefined) return { found, lines: [], claimed: undefined };
         const nowMs = now();
         const lines = [eventLine({ type: 'run.created', agent: request.agent }, { id, attempt: 1 }, nowMs)];
         const n = store.create({
@@ -120,13 +120,13 @@ export class Runtime implements AgentRuntime {
           idempotency: request.idempotencyKey === undefined ? undefined : { key: request.idempotencyKey, bodyHash: this.#bodyHash(request) },
         });
         store.putDoc(n, 'shims', shimHashes(instance.shims));
-        return { lines, claimed: hasSlot ? this.#claim(id) : undefined };
+        return { found: undefined, lines, claimed: hasSlot ? this.#claim(id) : undefined };
       });
-      if ('found' in made && made.found !== undefined) {
+      if (made.found !== undefined) {
         if (hasSlot) scheduler.release();
         return this.#replay(made.found, owner, request);
       }
-      this.#publish(id, 1, made.lines ?? []);
+      this.#publish(id, 1, made.lines);
       if (made.claimed === undefined) scheduler.enqueue(id);
       else {
         const saved = newState(request.agent, instance.descriptor.instructions, items);
@@ -231,7 +231,7 @@ export class Runtime implements AgentRuntime {
     const source = views.row(runId, caller);
     this.#assertTakingWork();
     const checkpoint = store.checkpointAt(source.n, request.turn);
-    if (checkpoint === undefined) throw new ValidationError(`Run ${runId} has no checkpoint after turn ${request.turn}.`, [{ pointer: '/turn', message: 'no such model turn has ended' }]);
+    if (checkpoint === undefined) throw new ValidationError(`Run ${runId} has no checkpoint after turn ${String(request.turn)}.`, [{ pointer: '/turn', message: 'no such model turn has ended' }]);
     const name = request.agent ?? checkpoint.agent;
     const stored = request.agent === undefined ? this.#agentOf(source, name) : agents.find(name);
     if (stored === undefined) throw new ValidationError(`There is no agent ${JSON.stringify(name)}.`, [{ pointer: '/agent', message: 'names no saved agent' }]);
@@ -529,7 +529,7 @@ function withShims(resolver: AgentResolver, own: string, shims: readonly NamedSh
 }
 
 function requestDoc({ input, metadata, values, limits, shims }: StartRun): RequestDoc {
-  return { input: shownInput(input), metadata: { ...metadata }, values: { ...values } as RequestDoc['values'], limits: { ...limits } as RequestDoc['limits'], shims: structuredClone(shims) as RequestDoc['shims'] };
+  return { input: shownInput(input), metadata: { ...metadata }, values: { ...values } as RequestDoc['values'], limits: { ...limits } as RequestDoc['limits'], shims: structuredClone(shims) };
 }
 
 
