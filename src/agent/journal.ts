@@ -123,6 +123,8 @@ export interface Checkpoint {
   readonly turnEnd?: boolean | undefined;
   /** The end is settled: from now on a cancel changes nothing (R68). */
   readonly settles?: boolean | undefined;
+  /** Tool calls are still being executed: the attempt cannot be handed over here without interrupting them. */
+  readonly busy?: boolean | undefined;
 }
 
 /** How an attempt ended; committed with its ending event. */

@@ -265,6 +265,16 @@ export class ToolRound {
     if (untouched.length > 0) this.#attempt.checkpointLater({ calls: untouched });
   }
 
+  /** While it lasts no checkpoint is one at which the attempt can be handed over: that would interrupt it. */
+  async #execute(tool: Tool, record: ToolCallRecord): Promise<ToolOutcome> {
+    this.#attempt.callsRunning += 1;
+    try {
+      return await runToolCall(this.#attempt, this.#frame, tool, record);
+    } finally {
+      this.#attempt.callsRunning -= 1;
+    }
+  }
+
   async #runOne(record: ToolCallRecord): Promise<void> {
     const attempt = this.#attempt;
     this.#ran.add(record);
@@ -279,9 +289,14 @@ export class ToolRound {
       // An effect in the world must not come before the record that the call began.
       this.#begin(record);
       await attempt.checkpoint({ calls: [record] });
+      // A stop that came meanwhile is in time: nothing has happened yet.
+      if (attempt.signal.aborted) {
+        this.#ran.delete(record);
+        return;
+      }
     }
     const startedAt = attempt.clock.now();
-    const outcome = tool.handoffTo === undefined ? await runToolCall(attempt, this.#frame, tool, record) : ({ ok: true, result: `The conversation goes on with ${tool.handoffTo}.` } as const);
+    const outcome = tool.handoffTo === undefined ? await this.#execute(tool, record) : ({ ok: true, result: `The conversation goes on with ${tool.handoffTo}.` } as const);
     const ms = attempt.clock.now() - startedAt;
     // A hand-over interrupted it: the record stays as it is, and the next start applies the tool's crash rule.
     if ((outcome === CANCELLED || wasInterrupted(record)) && attempt.signal.reason instanceof HandedOverError) return;

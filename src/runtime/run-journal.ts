@@ -94,7 +94,7 @@ export class RunJournal implements Journal, WriteSource {
       this.#queue.push({ lines, entry, resolve, reject });
       this.#deps.writer.urgent(this);
     });
-    if (entry.checkpoint !== undefined) this.onCheckpoint?.();
+    if (entry.checkpoint !== undefined && entry.checkpoint.busy !== true) this.onCheckpoint?.();
   }
 
   write(): void {
