@@ -1,7 +1,7 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider';
 import type { AgentInstance, LoopDeps } from './attempt.js';
 import { systemClock, type Clock } from './clock.js';
-import { InvalidShimError, ShimDefinition } from './define-shim.js';
+import { assertGuard, InvalidShimError, ShimDefinition } from './define-shim.js';
 import { AgentDescriptorSchema, type AgentDescriptor } from './descriptor.js';
 import type { LifecycleEvent } from './events.js';
 import type { RunResult, RunnerHooks } from './hooks.js';
@@ -82,6 +82,7 @@ export class DefaultAgent {
       handoffs: options.handoffs?.map((agent) => agent.name) ?? [],
     });
     const shims = (options.shims ?? []).map((shim) => (shim instanceof ShimDefinition ? shim.create() : shim));
+    shims.forEach(assertGuard);
     assertOwnNames(shims);
     const named = shims.map((shim) => ({ name: shim.name, shim: new OncePerAgent(shim, async () => this.#disposeSessions()), hash: '' }));
     this.#instance = { descriptor, tools: options.tools ?? [], shims: named };

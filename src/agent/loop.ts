@@ -126,7 +126,7 @@ async function startSessions(attempt: Attempt, frame: Frame, depth: number): Pro
   attempt.core = undefined;
   attempt.signal.throwIfAborted();
   attempt.event({ type: 'agent.started', ...placeOf(attempt, frame, depth) });
-  await attempt.observe(frame, (hooks, task) => hooks.onAgentStart?.(task, new RunStateView(attempt.working, refuseWrite)));
+  await attempt.observe(frame, (hooks, task) => hooks.onAgentStart?.(task, new RunStateView(attempt.working, refuseWrite, () => true)));
   const start = async (): Promise<void> => {
     for (const session of frame.shims.sessions) {
       attempt.signal.throwIfAborted();

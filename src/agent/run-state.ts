@@ -2,7 +2,7 @@ import type { Checkpoint, SavedState } from './journal.js';
 import { isEphemeral, renderItem, settleItem, type HistoryItem, type ToolCallPart } from './messages.js';
 import type { ModelResponse } from './messages.js';
 import { settleInstructions, type PromptSpec } from './template.js';
-import { GuardedState, LiveState, type ShimState, type StateChange } from './state-map.js';
+import { GuardedState, LiveState, ReadOnlyState, type ShimState, type StateChange } from './state-map.js';
 
 /** What must survive a run (R10), as shims see it. */
 export interface RunState {
@@ -193,16 +193,22 @@ export function assertPairing(history: readonly HistoryItem[], open: ReadonlySet
   for (const id of open) if (!awaited.has(id)) throw new BrokenPairingError(`the call ${id} of this turn is gone`);
 }
 
-/** What a callback gets as `RunState`: the working copy, asked for leave before every write. */
+/**
+ * What a callback gets as `RunState`: the working copy, asked for leave before every write. Once it is closed it only shows what is
+ * there: nothing that is read from it can be written through.
+ */
 export class RunStateView implements RunState {
   readonly #working: WorkingState;
   readonly #beforeWrite: () => void;
+  readonly #isClosed: () => boolean;
   readonly shimState: ShimState;
 
-  constructor(working: WorkingState, beforeWrite: () => void) {
+  constructor(working: WorkingState, beforeWrite: () => void, isClosed: () => boolean) {
     this.#working = working;
     this.#beforeWrite = beforeWrite;
-    this.shimState = new GuardedState(() => working.live, beforeWrite);
+    this.#isClosed = isClosed;
+    const shown = new ReadOnlyState(() => working.live);
+    this.shimState = new GuardedState(() => (isClosed() ? shown : working.live), beforeWrite);
   }
   get instructions(): string | PromptSpec {
     return this.#working.instructions;
@@ -212,7 +218,7 @@ export class RunStateView implements RunState {
     this.#working.instructions = settleInstructions(value);
   }
   get history(): HistoryItem[] {
-    return this.#working.history;
+    return this.#isClosed() ? guardedList(this.#working.history, this.#beforeWrite) : this.#working.history;
   }
   set history(items: HistoryItem[]) {
     this.#beforeWrite();
@@ -224,4 +230,13 @@ export class RunStateView implements RunState {
   get turnCount(): number {
     return this.#working.turnCount;
   }
+}
+
+/** A list to read: every way to change it asks first, and is refused. */
+function guardedList<T>(items: readonly T[], beforeWrite: () => void): T[] {
+  const refuse = (): boolean => {
+    beforeWrite();
+    return false;
+  };
+  return new Proxy([...items], { set: refuse, defineProperty: refuse, deleteProperty: refuse });
 }
