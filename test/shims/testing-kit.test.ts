@@ -1,4 +1,7 @@
+import { execFile } from 'node:child_process';
+import { join } from 'node:path';
 import { setImmediate as nextTick } from 'node:timers/promises';
+import { promisify } from 'node:util';
 import { describe, expect, it } from 'vitest';
 import { DefaultAgent } from '../../src/agent/default-agent.js';
 import {
@@ -283,5 +286,44 @@ describe('shimContractTests', () => {
       }
     }
     expect(await broken(() => new Dropping(quiet.create()))).toContain('R54');
+  });
+});
+
+describe('shimline/testing without vitest', () => {
+  const root = join(import.meta.dirname, '../..');
+  const hooks =
+    "export const resolve = (name, context, next) => { if (name === 'vitest') throw new Error('not installed'); return next(name, context); };";
+  const asUrl = (source: string): string => `data:text/javascript,${encodeURIComponent(source)}`;
+  const withoutVitest = `import { register } from 'node:module'; register(${JSON.stringify(asUrl(hooks))});`;
+
+  /** What a program prints that has the built package and no vitest. */
+  async function printed(program: string): Promise<string> {
+    const { NODE_OPTIONS: _options, ...env } = process.env;
+    const args = ['--input-type=module', '--import', asUrl(withoutVitest)];
+    const { stdout } = await promisify(execFile)(process.execPath, [...args, '--eval', program], { cwd: root, env });
+    return stdout;
+  }
+
+  it('has testShim, and says what shimContractTests is missing', async () => {
+    const program = `
+      import { defineShim } from 'shimline/shims';
+      import { shimContractTests, testShim } from 'shimline/testing';
+      const shim = defineShim({ name: 'plain', prepareTurn: (turn) => turn.setSystemInstruction('Hi.') });
+      console.log((await testShim(shim)).requests[0].system);
+      try { shimContractTests(() => shim); } catch (error) { console.log(error.message); }`;
+    expect((await printed(program)).trim().split('\n')).toEqual([
+      'Hi.',
+      'shimContractTests registers its tests with vitest, which is not installed; or give it a runner.',
+    ]);
+  });
+
+  it('has shimContractTests for any other runner', async () => {
+    const program = `
+      import { describe, it } from 'node:test';
+      import { defineShim } from 'shimline/shims';
+      import { shimContractTests } from 'shimline/testing';
+      shimContractTests(() => defineShim({ name: 'plain' }), { runner: { describe, it } });`;
+    const out = await printed(program);
+    expect([/^# pass (\d+)/m.exec(out)?.[1], /^# fail (\d+)/m.exec(out)?.[1]]).toEqual(['15', '0']);
   });
 });
