@@ -63,6 +63,21 @@ export class AgentRegistry {
     return saved;
   }
 
+  /**
+   * Takes over the agents of files, which were checked together since they may hand off to each other.
+   * @param keeps whether an agent that a file owned at an earlier start stays although no file gave it now
+   */
+  async adopt(descriptors: readonly AgentDescriptor[], keeps: (name: string) => boolean): Promise<void> {
+    const { store, writer, now } = this.#deps;
+    const given = new Set(descriptors.map(({ name }) => name));
+    const gone = this.list().filter(({ source, descriptor: { name } }) => source === 'file' && !given.has(name) && !keeps(name));
+    await writer.run(() => {
+      for (const descriptor of descriptors) store.save(descriptor, 'file', now());
+      for (const { descriptor } of gone) store.remove(descriptor.name);
+    });
+    this.#reload();
+  }
+
   check(name: string, body: unknown): { readonly descriptor: AgentDescriptor } {
     return checkAgent(body, {
       name,
