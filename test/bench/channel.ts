@@ -6,10 +6,15 @@ interface Reply {
   readonly error?: string;
 }
 
+interface Waiting {
+  readonly resolve: (result: unknown) => void;
+  readonly reject: (error: Error) => void;
+}
+
 /** Questions to a child process over its channel, each answered under its number. */
 export class Channel {
   readonly #child: ChildProcess;
-  readonly #waiting = new Map<number, { resolve(result: unknown): void; reject(error: Error): void }>();
+  readonly #waiting = new Map<number, Waiting>();
   #asked = 0;
 
   constructor(child: ChildProcess) {

@@ -35,12 +35,20 @@ interface Frame {
 }
 
 /** Self time, and the time with everything called; a function that calls itself is counted once. */
-export function figuresOf(profile: CpuProfile): ProfileFigures {
+export function figuresOf(
+  profile: CpuProfile,
+  grouped: (frame: { readonly functionName: string; readonly place: string }) => string = groupOf,
+): ProfileFigures {
   const frames = new Map<number, Frame>();
   for (const { id, callFrame, children = [] } of profile.nodes) {
     const place = placeOf(callFrame.url);
     const name = `${callFrame.functionName || '(anonymous)'}  ${place === '' ? '' : `${place}:${callFrame.lineNumber + 1}`}`;
-    frames.set(id, { name: name.trim(), group: groupOf(callFrame.functionName, place), selfUs: 0, children });
+    frames.set(id, {
+      name: name.trim(),
+      group: grouped({ functionName: callFrame.functionName, place }),
+      selfUs: 0,
+      children,
+    });
   }
   profile.samples.forEach((id, index) => {
     const frame = frames.get(id);
@@ -100,12 +108,13 @@ const NODE_GROUPS: readonly (readonly [RegExp, string])[] = [
   [/abort|event_target|events/, 'Node: events and signals'],
 ];
 
-function groupOf(functionName: string, place: string): string {
+function groupOf({ functionName, place }: { readonly functionName: string; readonly place: string }): string {
   if (place === '') return functionName.startsWith('(') ? functionName : `built-in`;
   if (place.startsWith('node:')) return NODE_GROUPS.find(([pattern]) => pattern.test(place))?.[1] ?? 'Node: other';
   const ours = /^src\/([^/]+)\//.exec(place)?.[1];
   if (ours !== undefined) return `ours: ${ours}/`;
-  if (place.startsWith('src/') || place.startsWith('shims/') || place.startsWith('test/')) return 'ours: entry and shims';
+  if (place.startsWith('src/') || place.startsWith('shims/') || place.startsWith('test/'))
+    return 'ours: entry and shims';
   const name = /^(@[^/]+\/[^/]+|[^/]+)/.exec(place)?.[1] ?? place;
   return `package: ${name}`;
 }
@@ -129,7 +138,10 @@ export function profileText(figures: ProfileFigures, runs: number, lines = 70): 
     `\n${head}function, by self time`,
     ...figures.functions.slice(0, lines).map(line),
     `\n${head}function of ours or of a package, by time with all that it calls`,
-    ...byTotal.sort((a, b) => b.totalMs - a.totalMs).slice(0, lines).map(line),
+    ...byTotal
+      .sort((a, b) => b.totalMs - a.totalMs)
+      .slice(0, lines)
+      .map(line),
     '',
   ].join('\n');
 }

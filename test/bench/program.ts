@@ -11,6 +11,9 @@ process.once('exit', () => {
   for (const child of children) child.kill('SIGKILL');
 });
 
+/** A shell's way to a process with as many open files as it may have; ten thousand streams need more than the usual limit. */
+export const MORE_FILES = 'ulimit -n 65536 2>/dev/null || ulimit -n "$(ulimit -H -n)"; exec "$@"';
+
 /** Kills a child with this process, whatever happens. */
 export function own(child: ChildProcess): ChildProcess {
   children.add(child);
@@ -36,7 +39,7 @@ export class Program {
   static async start(name: string, options: object = {}, nodeOptions: readonly string[] = []): Promise<Program> {
     const file = fileURLToPath(new URL(`${name}.mjs`, folder));
     const child = own(
-      spawn('bash', ['-c', 'ulimit -n "$(ulimit -H -n)"; exec "$@"', 'bash', process.execPath, ...nodeOptions, file, JSON.stringify(options)], {
+      spawn('bash', ['-c', MORE_FILES, 'bash', process.execPath, ...nodeOptions, file, JSON.stringify(options)], {
         stdio: ['ignore', 'inherit', 'inherit', 'ipc'],
         env: plainEnvironment(),
       }),

@@ -5,7 +5,7 @@ import { join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { fileURLToPath } from 'node:url';
 import { Channel } from './channel.js';
-import { own, plainEnvironment } from './program.js';
+import { MORE_FILES, own, plainEnvironment } from './program.js';
 
 const root = fileURLToPath(new URL('../..', import.meta.url));
 const probe = new URL('programs/probe.mjs', import.meta.url).href;
@@ -20,11 +20,18 @@ export interface BenchServerOptions {
   readonly probed?: boolean;
 }
 
+interface BenchAgent {
+  readonly shims: readonly { readonly use: string; readonly config?: object }[];
+  readonly model?: string;
+}
+
 /** The agents that the rows run: `bench` has the three shims of P1, `bare` none, `idle` the one that does nothing. */
-const AGENTS: Readonly<Record<string, readonly string[]>> = {
-  bench: ['bench-echo', 'bench-brief', 'bench-idle'],
-  bare: [],
-  idle: ['bench-idle'],
+const AGENTS: Readonly<Record<string, BenchAgent>> = {
+  bench: { shims: [{ use: 'bench-echo' }, { use: 'bench-brief' }, { use: 'bench-idle' }] },
+  bare: { shims: [] },
+  idle: { shims: [{ use: 'bench-idle' }] },
+  log: { shims: [{ use: 'bench-echo' }, { use: 'bench-log', config: { events: 1000 } }] },
+  offline: { shims: [{ use: 'bench-echo' }, { use: 'bench-brief' }, { use: 'bench-idle' }], model: 'scripted/demo' },
 };
 
 /** The built server as users start it, its log in a file. */
@@ -36,13 +43,15 @@ export class BenchServer {
   readonly #child: ChildProcess;
   /** From the start of the process until it listened. */
   readonly startMs: number;
+  readonly listenedAt: number;
 
-  private constructor(child: ChildProcess, options: { readonly url: string; readonly dataDir: string; readonly startMs: number }) {
+  private constructor(child: ChildProcess, options: Pick<BenchServer, 'url' | 'dataDir' | 'startMs' | 'listenedAt'>) {
     this.#child = child;
     this.probe = new Channel(child);
     this.url = options.url;
     this.dataDir = options.dataDir;
     this.startMs = options.startMs;
+    this.listenedAt = options.listenedAt;
   }
 
   static async start(options: BenchServerOptions): Promise<BenchServer> {
@@ -52,7 +61,7 @@ export class BenchServer {
     const startedAt = performance.now();
     const entry = join(root, 'dist/src/server.js');
     const child = own(
-      spawn('bash', ['-c', 'ulimit -n "$(ulimit -H -n)"; exec "$@"', 'bash', process.execPath, ...(probed ? ['--import', probe] : []), entry], {
+      spawn('bash', ['-c', MORE_FILES, 'bash', process.execPath, ...(probed ? ['--import', probe] : []), entry], {
         cwd: root,
         stdio: ['ignore', log, log, ...(probed ? (['ipc'] as const) : [])],
         env: {
@@ -68,13 +77,20 @@ export class BenchServer {
     );
     closeSync(log);
     const url = await listening(child, logFile);
-    const server = new BenchServer(child, { url, dataDir, startMs: performance.now() - startedAt });
-    for (const [name, shims] of Object.entries(AGENTS)) await server.#putAgent(name, shims);
+    const listenedAt = performance.now();
+    const server = new BenchServer(child, { url, dataDir, startMs: listenedAt - startedAt, listenedAt });
+    for (const [name, agent] of Object.entries(AGENTS)) await server.#putAgent(name, agent);
     return server;
   }
 
   get pid(): number {
     return this.#child.pid ?? 0;
+  }
+
+  /** How many files and sockets the process may have open. */
+  descriptorLimit(): number {
+    const limit = /^Max open files\s+(\d+)/m.exec(readFileSync(`/proc/${this.pid}/limits`, 'utf8'))?.[1];
+    return Number(limit);
   }
 
   async json(path: string, init: RequestInit = {}): Promise<Record<string, unknown>> {
@@ -89,8 +105,8 @@ export class BenchServer {
     await once(this.#child, 'exit');
   }
 
-  async #putAgent(name: string, shims: readonly string[]): Promise<void> {
-    const agent = { name, model: 'openai-compatible/fake', instructions: 'You are brief.', shims: shims.map((use) => ({ use })) };
+  async #putAgent(name: string, { shims, model = 'openai-compatible/fake' }: BenchAgent): Promise<void> {
+    const agent = { name, model, instructions: 'You are brief.', shims };
     const headers = { 'content-type': 'application/json' };
     await this.json(`/v1/agents/${name}`, { method: 'PUT', headers, body: JSON.stringify(agent) });
   }

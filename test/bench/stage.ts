@@ -49,7 +49,11 @@ export class Stage {
   }
 
   async newServer(options: Partial<BenchServerOptions> = {}): Promise<BenchServer> {
-    return BenchServer.start({ dataDir: options.dataDir ?? this.newFolder(), modelUrl: (await this.model()).url, ...options });
+    return BenchServer.start({
+      dataDir: options.dataDir ?? this.newFolder(),
+      modelUrl: (await this.model()).url,
+      ...options,
+    });
   }
 
   newFolder(): string {
@@ -82,5 +86,10 @@ export function ourRuns(server: BenchServer, input: string, agent = 'bench'): Si
 
 /** Streamed runs of a floor. */
 export function floorRuns(floor: Program, prompt: string): Side {
-  return { pid: floor.pid, url: floor.url, requests: [{ path: '/runs', body: { prompt } }], mark: 'event: run.completed' };
+  return {
+    pid: floor.pid,
+    url: floor.url,
+    requests: [{ path: '/runs', body: { prompt } }],
+    mark: 'event: run.completed',
+  };
 }

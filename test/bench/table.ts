@@ -81,7 +81,8 @@ export function tableOf(rows: readonly Row[]): string {
     row.ok ? 'yes' : 'NO',
   ]);
   const widths = head.map((title, column) => Math.max(title.length, ...cells.map((line) => line[column]?.length ?? 0)));
-  const line = (parts: readonly string[]): string => `| ${parts.map((part, column) => part.padEnd(widths[column] ?? 0)).join(' | ')} |`;
+  const line = (parts: readonly string[]): string =>
+    `| ${parts.map((part, column) => part.padEnd(widths[column] ?? 0)).join(' | ')} |`;
   return [line(head), line(widths.map((width) => '-'.repeat(width))), ...cells.map(line)].join('\n');
 }
 

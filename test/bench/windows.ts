@@ -38,7 +38,8 @@ interface LoadResult {
 export interface LoadOptions {
   readonly concurrency: number;
   readonly ms?: number;
-  readonly count?: number;
+  /** How many requests each connection sends, where it is not the time that ends the window. */
+  readonly each?: number;
 }
 
 /** Loads one side for a while. @throws when an answer is not what it must be: figures of failing requests say nothing */
@@ -64,7 +65,11 @@ export interface CompareOptions extends LoadOptions {
  * Loads both sides in turn. A round is ours, ceiling, ceiling, ours, so a machine that grows slower or faster meanwhile does not
  * tell; only ratios within a round mean anything.
  */
-export async function compare(client: Program, sides: { readonly ours: Side; readonly ceiling: Side }, options: CompareOptions): Promise<Pair[]> {
+export async function compare(
+  client: Program,
+  sides: { readonly ours: Side; readonly ceiling: Side },
+  options: CompareOptions,
+): Promise<Pair[]> {
   const { rounds, ...window } = options;
   const pairs: Pair[] = [];
   for (let round = 0; round < rounds; round += 1) {

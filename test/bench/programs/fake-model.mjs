@@ -1,10 +1,11 @@
 // A model endpoint in the Chat Completions dialect that costs as little as possible. The newest user message steers it:
 // `calls=3` calls the tool `echo` three times, one a turn, before the text; `deltas=20` pieces of text; `wait=5` milliseconds
-// before the first byte; `gap=1` milliseconds between two pieces, which otherwise leave in one write.
+// before the first byte; `gap=1` milliseconds between two pieces, which otherwise leave in one write; `hold=1` answers nothing
+// before the bench says so.
 import { createServer } from 'node:http';
-import { listen } from './parent.mjs';
+import { listen, onCommands } from './parent.mjs';
 
-const DIRECTIVE = /\b(calls|deltas|wait|gap)=(\d+)/g;
+const DIRECTIVE = /\b(calls|deltas|wait|gap|hold)=(\d+)/g;
 const PIECE = 'word ';
 const TAIL = '"finish_reason":null}]}\n\n';
 
@@ -14,7 +15,7 @@ const known = new Map();
 function directives(text) {
   let found = known.get(text);
   if (found === undefined) {
-    found = { calls: 0, deltas: 20, wait: 0, gap: 0 };
+    found = { calls: 0, deltas: 20, wait: 0, gap: 0, hold: 0 };
     for (const [, name, digits] of text.matchAll(DIRECTIVE)) found[name] = Number(digits);
     if (known.size > 10_000) known.clear();
     known.set(text, found);
@@ -77,13 +78,28 @@ function trickle(response, { first, piece, end, deltas, gap }) {
   response.on('close', () => clearInterval(timer));
 }
 
+/** Answers that wait for the bench. */
+const held = new Set();
+
+onCommands({
+  held: async () => held.size,
+  async release() {
+    for (const begin of held) begin();
+    held.clear();
+  },
+});
+
 const server = createServer((request, response) => {
   const chunks = [];
   request.on('data', (chunk) => chunks.push(chunk));
   request.on('end', () => {
     const body = JSON.parse(chunks.length === 1 ? chunks[0] : Buffer.concat(chunks));
     const wanted = read(body.messages);
-    if (wanted.wait === 0) answer(body, wanted, response);
+    if (wanted.hold > 0) {
+      const begin = () => answer(body, wanted, response);
+      held.add(begin);
+      response.on('close', () => held.delete(begin));
+    } else if (wanted.wait === 0) answer(body, wanted, response);
     else {
       const timer = setTimeout(answer, wanted.wait, body, wanted, response);
       response.on('close', () => clearTimeout(timer));

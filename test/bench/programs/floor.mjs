@@ -6,7 +6,7 @@ import { createOpenAICompatible } from '@ai-sdk/openai-compatible';
 import Database from 'better-sqlite3';
 import Fastify from 'fastify';
 import { z } from 'zod';
-import { listen, options } from './parent.mjs';
+import { listen, onCommands, options } from './parent.mjs';
 
 const ECHO = z.object({ x: z.number() });
 const PARAMETERS = { type: 'object', properties: { x: { type: 'number' } }, required: ['x'] };
@@ -71,7 +71,9 @@ function handCaller() {
 
 /** The same call through the provider package, with its own fetch. */
 function packageCaller() {
-  const model = createOpenAICompatible({ name: 'fake', baseURL: `${options.model}/v1`, includeUsage: true }).chatModel('fake');
+  const model = createOpenAICompatible({ name: 'fake', baseURL: `${options.model}/v1`, includeUsage: true }).chatModel(
+    'fake',
+  );
   const tools = [{ type: 'function', name: 'echo', description: DESCRIPTION, inputSchema: PARAMETERS }];
   return async (messages, onDelta, abortSignal) => {
     const { stream } = await model.doStream({ prompt: messages.map(promptMessage), tools, abortSignal });
@@ -94,7 +96,10 @@ function promptMessage(json) {
     case 'user':
       return { role, content: [{ type: 'text', text: content }] };
     case 'tool':
-      return { role, content: [{ type: 'tool-result', toolCallId, toolName: 'echo', output: { type: 'text', value: content } }] };
+      return {
+        role,
+        content: [{ type: 'tool-result', toolCallId, toolName: 'echo', output: { type: 'text', value: content } }],
+      };
     default:
       if (calls === undefined) return { role, content: [{ type: 'text', text: content }] };
       return {
@@ -158,7 +163,11 @@ app.post('/runs', { schema: { body } }, async (request, reply) => {
       }
       const { id, name, args } = toolCall;
       inTransaction(() => {
-        addMessage({ role: 'assistant', content: null, tool_calls: [{ id, type: 'function', function: { name, arguments: args } }] });
+        addMessage({
+          role: 'assistant',
+          content: null,
+          tool_calls: [{ id, type: 'function', function: { name, arguments: args } }],
+        });
         addEvent('tool.started', { id, name, args });
       });
       const result = JSON.stringify({ y: ECHO.parse(JSON.parse(args)).x * 2 });
@@ -173,6 +182,7 @@ app.post('/runs', { schema: { body } }, async (request, reply) => {
   response.end();
 });
 
+onCommands({ describe: async () => ({ file: options.file }) });
 await app.ready();
 app.server.keepAliveTimeout = 600_000;
 listen(app.server);

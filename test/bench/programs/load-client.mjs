@@ -1,7 +1,7 @@
 // The clients, all in one process: raw sockets, as little work per byte as can be, so that the server under test is the one
 // that is busy. A command comes from the bench, its result goes back under the same number.
 import { Socket } from 'node:net';
-import { tell } from './parent.mjs';
+import { onCommands, tell } from './parent.mjs';
 
 const HEAD_END = Buffer.from('\r\n\r\n');
 const LINE_END = Buffer.from('\r\n');
@@ -192,7 +192,8 @@ class Exchange {
 function bytesOf({ method = 'POST', path, headers = {}, body }) {
   const text = body === undefined ? '' : JSON.stringify(body);
   const all = { host: 'bench', ...headers };
-  if (body !== undefined) Object.assign(all, { 'content-type': 'application/json', 'content-length': Buffer.byteLength(text) });
+  if (body !== undefined)
+    Object.assign(all, { 'content-type': 'application/json', 'content-length': Buffer.byteLength(text) });
   const lines = Object.entries(all).map(([name, value]) => `${name}: ${value}\r\n`);
   return Buffer.from(`${method} ${path} HTTP/1.1\r\n${lines.join('')}\r\n${text}`);
 }
@@ -203,35 +204,42 @@ function targetOf(url) {
 }
 
 /**
- * Keeps `concurrency` requests under way for `ms`, or until `count` were begun, and lets the last ones end. The n-th line sends
- * the n-th request again and again.
+ * Keeps `concurrency` requests under way for `ms`, or until every line has sent `each`, and lets the last ones end. The n-th
+ * line sends the n-th request, then that which is as many further on as there are lines, and so on around.
  */
-async function load({ url, requests, concurrency, ms = Number.POSITIVE_INFINITY, count = Number.POSITIVE_INFINITY, mark }) {
+async function load({
+  url,
+  requests,
+  concurrency,
+  ms = Number.POSITIVE_INFINITY,
+  each = Number.POSITIVE_INFINITY,
+  mark,
+}) {
   const target = targetOf(url);
   const encoded = requests.map(bytesOf);
   const firsts = [];
   const faults = {};
-  let begun = 0;
   let done = 0;
   const startedAt = performance.now();
   const until = startedAt + ms;
   await Promise.all(
     Array.from({ length: concurrency }, async (_, index) => {
       const line = new Line(target);
-      const bytes = encoded[index % encoded.length];
+      let begun = 0;
       await new Promise((resolve) => {
         const next = () => {
-          if (begun >= count || performance.now() >= until) {
+          if (begun >= each || performance.now() >= until) {
             line.close();
             resolve();
             return;
           }
+          const bytes = encoded[(index + begun * concurrency) % encoded.length];
           begun += 1;
           line.ask(bytes, new Exchange({ mark, onEnd: ended }));
         };
         const ended = (exchange) => {
           done += 1;
-          if (!exchange.ok) faults[`${exchange.status}${exchange.marked ? '' : ' unfinished'}`] = (faults[`${exchange.status}${exchange.marked ? '' : ' unfinished'}`] ?? 0) + 1;
+          if (!exchange.ok) countFault(faults, exchange);
           else if (exchange.firstEventAt > 0) firsts.push(exchange.firstEventAt - exchange.startedAt);
           next();
         };
@@ -242,12 +250,60 @@ async function load({ url, requests, concurrency, ms = Number.POSITIVE_INFINITY,
   return { done, ms: performance.now() - startedAt, firsts, faults };
 }
 
-const COMMANDS = { load };
+/** Streams that are open: for each handle what they come to. */
+const groups = new Map();
 
-process.on('message', ({ number, command, input }) => {
-  COMMANDS[command](input).then(
-    (result) => tell({ number, result }),
-    (error) => tell({ number, error: error?.stack ?? String(error) }),
-  );
-});
+/**
+ * Opens `count` streams, `ramp` at a time, and resolves when each has had its first event. They stay open; `ended` tells what
+ * came of them.
+ */
+async function open({ handle, url, requests, count, ramp = 128, mark }) {
+  const target = targetOf(url);
+  const encoded = requests.map(bytesOf);
+  const result = { events: 0, bytes: 0, whole: 0, faults: {} };
+  const ends = [];
+  const startedAt = performance.now();
+  let next = 0;
+  const opener = async () => {
+    while (next < count) {
+      const bytes = encoded[next % encoded.length];
+      next += 1;
+      await new Promise((opened) => {
+        const line = new Line(target);
+        ends.push(
+          new Promise((resolve) => {
+            const onEnd = (exchange) => {
+              result.events += exchange.events;
+              result.bytes += exchange.bytes;
+              if (exchange.ok) result.whole += 1;
+              else countFault(result.faults, exchange);
+              line.close();
+              opened();
+              resolve();
+            };
+            line.ask(bytes, new Exchange({ mark, counts: mark === undefined, onEnd, onFirst: opened }));
+          }),
+        );
+      });
+    }
+  };
+  await Promise.all(Array.from({ length: Math.min(ramp, count) }, opener));
+  groups.set(handle, { ends, result });
+  return { ms: performance.now() - startedAt };
+}
+
+/** Resolves when every stream of a group is over. */
+async function ended({ handle }) {
+  const { ends, result } = groups.get(handle);
+  await Promise.all(ends);
+  groups.delete(handle);
+  return result;
+}
+
+function countFault(faults, { status, marked }) {
+  const name = marked ? String(status) : `${status}, unfinished`;
+  faults[name] = (faults[name] ?? 0) + 1;
+}
+
+onCommands({ load, open, ended });
 tell({ url: '' });

@@ -13,5 +13,15 @@ export function listen(server) {
   });
 }
 
+/** Does what the bench asks for, and sends each result back under its number. */
+export function onCommands(commands) {
+  process.on('message', ({ number, command, input }) => {
+    commands[command](input).then(
+      (result) => tell({ number, result }),
+      (error) => tell({ number, error: error?.stack ?? String(error) }),
+    );
+  });
+}
+
 // Nothing outlives the bench, however it ended.
 process.on('disconnect', () => process.exit(0));

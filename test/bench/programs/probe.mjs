@@ -1,6 +1,7 @@
 // Loaded before the server where a row must look into the process: a CPU profile of the measured stretch only, or the heap after
 // a collection. It costs nothing until it is asked.
 import { Session } from 'node:inspector/promises';
+import { onCommands } from './parent.mjs';
 
 let session;
 
@@ -12,7 +13,7 @@ async function post(method, params) {
   return session.post(method, params);
 }
 
-const COMMANDS = {
+onCommands({
   async startProfile() {
     await post('Profiler.enable');
     await post('Profiler.setSamplingInterval', { interval: 500 });
@@ -25,13 +26,6 @@ const COMMANDS = {
     for (let round = 0; round < 3; round += 1) await post('HeapProfiler.collectGarbage');
     return process.memoryUsage();
   },
-};
-
-process.on('message', ({ number, command }) => {
-  COMMANDS[command]().then(
-    (result) => process.send({ number, result }),
-    (error) => process.send({ number, error: error?.stack ?? String(error) }),
-  );
 });
 // The channel must not keep a process alive that wants to end.
 process.channel?.unref();

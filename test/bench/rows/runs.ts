@@ -8,7 +8,11 @@ const TOOLS = 'Use the tool, calls=3 deltas=20.';
 /** The concurrency at which most rows are measured. */
 const BUSY = 64;
 
-async function measured(stage: Stage, sides: { readonly ours: Side; readonly ceiling: Side }, concurrency: number): Promise<Pair[]> {
+async function measured(
+  stage: Stage,
+  sides: { readonly ours: Side; readonly ceiling: Side },
+  concurrency: number,
+): Promise<Pair[]> {
   const { windowMs, warmUpMs, rounds } = stage.scale;
   const client = await stage.client();
   for (const side of [sides.ours, sides.ceiling]) await loadWindow(client, side, { concurrency, ms: warmUpMs });
@@ -42,13 +46,22 @@ async function plainPairs(stage: Stage): Promise<Pair[]> {
 
 /** CPU of a run with one model call. */
 export async function p1(stage: Stage): Promise<Row[]> {
-  return [ratioRow({ id: 'P1', what: 'CPU ms per run, 1 model call / F2', rounds: cpuOf(await plainPairs(stage)), atMost: 1.6 })];
+  return [
+    ratioRow({
+      id: 'P1',
+      what: 'CPU ms per run, 1 model call / F2',
+      rounds: cpuOf(await plainPairs(stage)),
+      atMost: 1.6,
+    }),
+  ];
 }
 
 /** CPU of a run with four model calls and three tool calls. */
 export async function p2(stage: Stage): Promise<Row[]> {
   const pairs = await againstF2(stage, TOOLS, BUSY);
-  return [ratioRow({ id: 'P2', what: 'CPU ms per run, 4 model calls, 3 tools / F2', rounds: cpuOf(pairs), atMost: 1.6 })];
+  return [
+    ratioRow({ id: 'P2', what: 'CPU ms per run, 4 model calls, 3 tools / F2', rounds: cpuOf(pairs), atMost: 1.6 }),
+  ];
 }
 
 /** Runs a second at several concurrencies. */
@@ -57,7 +70,12 @@ export async function p3(stage: Stage): Promise<Row[]> {
   const speeds = new Map<number, number>();
   for (const concurrency of [1, 16, BUSY, 256]) {
     const pairs = concurrency === BUSY ? await plainPairs(stage) : await againstF2(stage, PLAIN, concurrency);
-    const row = ratioRow({ id: `P3.${concurrency}`, what: `runs/s at ${concurrency} / F2`, rounds: speedOf(pairs), atLeast: 0.6 });
+    const row = ratioRow({
+      id: `P3.${concurrency}`,
+      what: `runs/s at ${concurrency} / F2`,
+      rounds: speedOf(pairs),
+      atLeast: 0.6,
+    });
     speeds.set(concurrency, row.value);
     rows.push(row);
   }
@@ -67,7 +85,8 @@ export async function p3(stage: Stage): Promise<Row[]> {
   const client = await stage.client();
   const flat: { value: number; ceiling: number }[] = [];
   for (let round = 0; round < rounds; round += 1) {
-    const at = async (concurrency: number): Promise<number> => (await loadWindow(client, ours, { concurrency, ms: windowMs })).perSecond;
+    const at = async (concurrency: number): Promise<number> =>
+      (await loadWindow(client, ours, { concurrency, ms: windowMs })).perSecond;
     const [a, b, c, d] = [await at(256), await at(BUSY), await at(BUSY), await at(256)];
     flat.push({ value: (a + d) / 2, ceiling: (b + c) / 2 });
   }
@@ -77,13 +96,19 @@ export async function p3(stage: Stage): Promise<Row[]> {
 /** Time to the first event. */
 export async function p4(stage: Stage): Promise<Row[]> {
   const pairs = await plainPairs(stage);
-  const rounds = pairs.map(({ ours, ceiling }) => ({ value: quantile(ours.firsts, 0.99), ceiling: quantile(ceiling.firsts, 0.99) }));
+  const rounds = pairs.map(({ ours, ceiling }) => ({
+    value: quantile(ours.firsts, 0.99),
+    ceiling: quantile(ceiling.firsts, 0.99),
+  }));
   return [ratioRow({ id: 'P4', what: 'ms to the first event, p99 at 64 / F2', rounds, atMost: 2 })];
 }
 
 /** What an fsync costs when it is shared. */
 export async function p5(stage: Stage): Promise<Row[]> {
-  const sides = { ours: ourRuns(await stage.server('full'), PLAIN), ceiling: ourRuns(await stage.server('normal'), PLAIN) };
+  const sides = {
+    ours: ourRuns(await stage.server('full'), PLAIN),
+    ceiling: ourRuns(await stage.server('normal'), PLAIN),
+  };
   const pairs = await measured(stage, sides, BUSY);
   return [ratioRow({ id: 'P5', what: 'runs/s at 64, full / normal', rounds: speedOf(pairs), atLeast: 0.75 })];
 }
@@ -95,7 +120,10 @@ export async function library(stage: Stage): Promise<Row[]> {
     ['F2.1', PLAIN, 'CPU ms per run, F2 / F1'],
     ['F2.4', TOOLS, 'CPU ms per run, 3 tools, F2 / F1'],
   ] as const) {
-    const sides = { ours: floorRuns(await stage.floor('package'), prompt), ceiling: floorRuns(await stage.floor('hand'), prompt) };
+    const sides = {
+      ours: floorRuns(await stage.floor('package'), prompt),
+      ceiling: floorRuns(await stage.floor('hand'), prompt),
+    };
     rows.push(ratioRow({ id, what, rounds: cpuOf(await measured(stage, sides, BUSY)) }));
   }
   return rows;
