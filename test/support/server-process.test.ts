@@ -39,7 +39,7 @@ it('starts with a clean environment and answers', async () => {
   expect(answer).toMatchObject({ status: 200, headers: { 'content-type': 'application/json' } });
   expect(answer.body).toEqual({
     method: 'POST',
-    env: ['AGENTS_DIR', 'DATA_DIR', 'EXTRA', 'HOME', 'HOST', 'PATH', 'PORT'],
+    env: ['AGENTS_DIR', 'DATA_DIR', 'EXTRA', 'HOME', 'HOST', 'NODE_ENV', 'PATH', 'PORT'],
     agents: ['a.json'],
   });
   expect([server.logs.length, server.logObjects().length, server.isRunning]).toEqual([2, 1, true]);
