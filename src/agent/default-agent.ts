@@ -18,6 +18,7 @@ import type { RunState } from './run-state.js';
 import type { Shim } from './shim.js';
 import { LiveState } from './state-map.js';
 import { closingItems } from './tool-round.js';
+import type { PromptSpec } from './template.js';
 import type { Logger, Tool } from './tools.js';
 
 export interface DefaultAgentOptions {
@@ -25,7 +26,7 @@ export interface DefaultAgentOptions {
   /** A model of the AI SDK's `LanguageModelV3`, a handle, or an id that `models` resolves. */
   readonly model: LanguageModelV3 | ModelHandle | string;
   readonly models?: ModelSource;
-  readonly instructions?: AgentDescriptor['instructions'];
+  readonly instructions?: string | PromptSpec;
   readonly tools?: readonly Tool[];
   readonly toolSettings?: AgentDescriptor['tools'];
   readonly shims?: readonly (Shim | ShimDefinition)[];

@@ -125,7 +125,9 @@ it('R5 a plain class needs no bind: its session forwards every callback to the d
     override onModelResponse(): void {
       seen.push('response');
     }
-    override async wrapModelCall(...[, request, next]: Parameters<Shim['wrapModelCall']>): ReturnType<Shim['wrapModelCall']> {
+    override async wrapModelCall(
+      ...[, request, next]: Parameters<Shim['wrapModelCall']>
+    ): ReturnType<Shim['wrapModelCall']> {
       seen.push('wrap model');
       return next(request);
     }

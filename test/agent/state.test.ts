@@ -30,7 +30,12 @@ describe.each(WAYS)('%s', (way) => {
     expect(history).toEqual([
       'hello',
       responses[0],
-      { role: 'tool', content: [{ type: 'tool-result', toolCallId: 'call_1', toolName: 'echo', output: { type: 'text', value: 'echo' } }] },
+      {
+        role: 'tool',
+        content: [
+          { type: 'tool-result', toolCallId: 'call_1', toolName: 'echo', output: { type: 'text', value: 'echo' } },
+        ],
+      },
       responses[1],
     ]);
     expect(responses.map(({ finishReason, message }) => [finishReason, message])).toEqual([
@@ -41,7 +46,11 @@ describe.each(WAYS)('%s', (way) => {
       ['stop', { role: 'assistant', content: 'done' }],
     ]);
     for (const response of responses) {
-      expect(response).toMatchObject({ id: expect.any(String), modelCallId: expect.any(String), modelId: expect.any(String) });
+      expect(response).toMatchObject({
+        id: expect.any(String),
+        modelCallId: expect.any(String),
+        modelId: expect.any(String),
+      });
       expect(response.usage.totalTokens).toBe(2);
     }
     expect(shimState.toJSON()).toEqual({ 'writes:turns': 2 });
@@ -135,7 +144,11 @@ it('R11 the instructions are taken from the agent for a new conversation only; a
     shims: [onTurn('look', (turn) => void seen.push(turn.runState.instructions))],
   });
   await drive(fresh, 'new');
-  expect(model.requests.map(({ system }) => system)).toEqual(['the run its own', 'the run its own', 'the agent its own']);
+  expect(model.requests.map(({ system }) => system)).toEqual([
+    'the run its own',
+    'the run its own',
+    'the agent its own',
+  ]);
   expect(seen).toEqual(['the agent its own']);
   expect(agent.runState.instructions).toBe('the agent its own');
 });
@@ -149,7 +162,10 @@ it('R14 the limit is 128 turns unless something else is said', async () => {
 
 describe('R15 isFirstForThisAgent', () => {
   const firsts = (name: string, seen: unknown[]) =>
-    onTurn(name, (turn) => void seen.push([turn.agent, turn.isFirstForThisAgent, turn.isFirstOfRun, turn.isFirstOfConversation]));
+    onTurn(
+      name,
+      (turn) => void seen.push([turn.agent, turn.isFirstForThisAgent, turn.isFirstOfRun, turn.isFirstOfConversation]),
+    );
 
   it('R15 is true once per conversation and agent, also after a handoff', async () => {
     const seen: unknown[] = [];
@@ -201,23 +217,26 @@ describe('R18 the state is JSON', () => {
     ['a Map', new Map([['a', 1]]), 'state.bad is a Map'],
   ];
 
-  it.each(cases)('R18 %s is refused with the shim and the path, set or written deep inside', async (_what, value, text) => {
-    const set = onTurn('careless', (turn) => turn.runState.shimState.set('bad', value as never));
-    const inside = defineShim({
-      name: 'careless',
-      onRunStart: (state) => state.shimState.set('bad', {}),
-      onModelResponse: (turn) => void Object.assign(turn.runState.shimState.get('bad') as object, { inner: value }),
-    });
-    const first = await runOnce([set]);
-    expect(first.error).toBeInstanceOf(ShimError);
-    expect(first.error).toMatchObject({ shim: 'careless', phase: 'prepareTurn' });
-    expect((first.error as Error).message).toContain(text);
-    expect(first.model.requests).toHaveLength(0);
-    const second = await runOnce([inside]);
-    expect(second.error).toMatchObject({ shim: 'careless', phase: 'onModelResponse' });
-    expect((second.error as Error).message).toContain(text.replace('state.bad', 'state.bad.inner'));
-    expect(second.agent.runState.shimState.toJSON()).toEqual({ bad: {} });
-  });
+  it.each(cases)(
+    'R18 %s is refused with the shim and the path, set or written deep inside',
+    async (_what, value, text) => {
+      const set = onTurn('careless', (turn) => turn.runState.shimState.set('bad', value as never));
+      const inside = defineShim({
+        name: 'careless',
+        onRunStart: (state) => state.shimState.set('bad', {}),
+        onModelResponse: (turn) => void Object.assign(turn.runState.shimState.get('bad') as object, { inner: value }),
+      });
+      const first = await runOnce([set]);
+      expect(first.error).toBeInstanceOf(ShimError);
+      expect(first.error).toMatchObject({ shim: 'careless', phase: 'prepareTurn' });
+      expect((first.error as Error).message).toContain(text);
+      expect(first.model.requests).toHaveLength(0);
+      const second = await runOnce([inside]);
+      expect(second.error).toMatchObject({ shim: 'careless', phase: 'onModelResponse' });
+      expect((second.error as Error).message).toContain(text.replace('state.bad', 'state.bad.inner'));
+      expect(second.agent.runState.shimState.toJSON()).toEqual({ bad: {} });
+    },
+  );
 
   it('R18 a nested write in a failed run never reaches the saved state', async () => {
     const nested = onTurn('nested', (turn) => {
@@ -327,7 +346,11 @@ describe('R19 tools write through the shim that contributed them', () => {
     const shim = onTurn('helpers', (turn) => {
       const map = (which === 'shimState' ? turn.runState.shimState : turn.transientState) as ShimState;
       const refused: unknown[] = [];
-      for (const run of [() => map.increment('list'), () => map.appendToList('n', 1), () => map.appendIfUnique('n', 1)]) {
+      for (const run of [
+        () => map.increment('list'),
+        () => map.appendToList('n', 1),
+        () => map.appendIfUnique('n', 1),
+      ]) {
         try {
           run();
         } catch (error) {
@@ -352,7 +375,19 @@ describe('R19 tools write through the shim that contributed them', () => {
     });
     await runOnce([shim]);
     const left = { list: [], n: 1, count: 3.5 };
-    expect(seen).toEqual([1, 3.5, true, false, true, true, false, ['list', 'n', 'count'], left, JSON.stringify(left), [true, true]]);
+    expect(seen).toEqual([
+      1,
+      3.5,
+      true,
+      false,
+      true,
+      true,
+      false,
+      ['list', 'n', 'count'],
+      left,
+      JSON.stringify(left),
+      [true, true],
+    ]);
   });
 });
 
