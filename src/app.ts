@@ -52,12 +52,14 @@ export interface AppOptions {
   readonly eventLog: EventLog;
   /** How many runs there are now by status, for `/metrics`. */
   readonly runCounts: () => Readonly<Record<string, number>>;
+  /** For how long the stillest of the running runs has written nothing, for `/metrics`. */
+  readonly silenceSeconds?: () => number;
   /** Without one nothing is logged. */
   readonly log?: FastifyBaseLogger;
 }
 
 /** The HTTP side: plugins and routes, in order. It listens to nothing yet. */
-export async function buildApp({ config, runtime, eventLog, runCounts, log }: AppOptions): Promise<FastifyInstance> {
+export async function buildApp({ config, runtime, eventLog, runCounts, silenceSeconds, log }: AppOptions): Promise<FastifyInstance> {
   const app: FastifyInstance = Fastify({
     ...(log === undefined ? {} : { loggerInstance: log }),
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'requestId' }),
@@ -87,7 +89,7 @@ export async function buildApp({ config, runtime, eventLog, runCounts, log }: Ap
   await app.register(securityHeaders);
   await app.register(jsonBody);
   await app.register(openapi);
-  await app.register(metrics, { runCounts });
+  await app.register(metrics, { runCounts, ...(silenceSeconds === undefined ? {} : { silenceSeconds }) });
   await app.register(opsRoutes, { runtime });
   await app.register(
     async (v1) => {
@@ -105,7 +107,7 @@ export async function buildApp({ config, runtime, eventLog, runCounts, log }: Ap
 }
 
 /** What a process does with agents, composed: the runtime and what its server needs beside it. */
-export interface RuntimeParts extends Pick<AppOptions, 'runtime' | 'eventLog' | 'runCounts'> {
+export interface RuntimeParts extends Pick<AppOptions, 'runtime' | 'eventLog' | 'runCounts' | 'silenceSeconds'> {
   /** Goes on with what an earlier process left, beside the serving. */
   recover(): void;
   /** Takes no more work, and resolves when each run has reached its next checkpoint, or `SHUTDOWN_GRACE_MS` is over. */
@@ -232,6 +234,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     runtime,
     eventLog,
     runCounts: () => ({ ...Object.fromEntries(reader.countByStatus()), active: scheduler.activeCount }),
+    silenceSeconds: () => Math.max(0, now() - (reader.stillestAt() ?? now())) / 1000,
     recover: () => {
       recovery.start();
       retention.start();

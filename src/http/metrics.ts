@@ -5,6 +5,8 @@ import { openAnswers, textAnswer } from './answers.js';
 export interface MetricsOptions {
   /** How many runs there are now by status, e.g. `{ queued: 3, running: 12 }`; asked for at each scrape. */
   readonly runCounts: () => Readonly<Record<string, number>>;
+  /** For how long the stillest of the running runs has written nothing. */
+  readonly silenceSeconds?: () => number;
 }
 
 /** Seconds; the long ones are waits and streams. */
@@ -12,7 +14,7 @@ const BUCKETS = [0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10, 60, 600];
 
 /** Measures every request, and answers `GET /metrics` in Prometheus' text format. */
 export const metrics = fp<MetricsOptions>(
-  async (app, { runCounts }) => {
+  async (app, { runCounts, silenceSeconds }) => {
     const registry = new Registry();
     const registers = [registry];
     collectDefaultMetrics({ register: registry });
@@ -33,6 +35,17 @@ export const metrics = fp<MetricsOptions>(
         for (const [status, count] of Object.entries(runCounts())) runs.set({ status }, count);
       },
     });
+
+    if (silenceSeconds !== undefined) {
+      const silence = new Gauge({
+        name: 'shimline_run_silence_seconds',
+        help: 'How long the stillest of the running runs has written nothing: a wedged one is seen by it.',
+        registers,
+        collect: () => {
+          silence.set(silenceSeconds());
+        },
+      });
+    }
 
     app.addHook('onResponse', (request, reply, done) => {
       // The pattern, never the path: ids in labels would make a series each.

@@ -62,6 +62,12 @@ export class RunReader {
     return this.#reader.prepare('SELECT n, turn, seq, at, turn_count, history_length FROM checkpoints WHERE run = ? AND n > ? ORDER BY n LIMIT ?').all(n, after, limit) as never;
   }
 
+  /** When the running run that has written nothing for the longest time wrote last; undefined where none runs. */
+  stillestAt(): number | undefined {
+    const at = this.#reader.prepare("SELECT min(updated_at) FROM runs WHERE status IN ('running', 'cancelling')").pluck().get() as number | null;
+    return at ?? undefined;
+  }
+
   /** How many runs have each status. */
   countByStatus(): ReadonlyMap<string, number> {
     const rows = this.#reader.prepare("SELECT status, count(*) AS count FROM runs WHERE status IN ('queued', 'running', 'cancelling', 'waiting') GROUP BY status").all();

@@ -15,7 +15,7 @@ import {
 } from '../server/lab.js';
 import { neverReads } from '../support/never-reads.js';
 import { toolResultsOf } from '../support/request-view.js';
-import type { SseStream } from '../support/sse-client.js';
+import { openStream, type SseStream } from '../support/sse-client.js';
 import type { SseEvent } from '../support/sse-parser.js';
 import { TcpProxy } from '../support/tcp-proxy.js';
 import { waitFor } from '../support/wait.js';
@@ -147,7 +147,7 @@ it('S08 S16 a silent run keeps its stream alive through a proxy that cuts idle c
   const proxy = await TcpProxy.start(lab.server.url, { idleTimeoutMs: 17_000 });
   const door = gate();
   lab.model.script({ text: 'at last', gate: door.gate, gateAt: 'start' });
-  const stream = await follow({ server: { url: proxy.url } } as Lab, '/v1/runs', {
+  const stream = await openStream(`${proxy.url}/v1/runs`, {
     body: { agent: 'chat', input: 'hello', onDisconnect: 'cancel' },
   });
   await waitFor(() => stream.comments.length > 0, { timeoutMs: 20_000, what: 'a heartbeat' });

@@ -21,12 +21,13 @@ const parameters = z.looseObject({ n: z.number().default(0), ms: z.number().defa
 
 export default defineShim({
   name: 'trial',
-  config: z.strictObject({ ledger: z.string(), endMs: z.number().default(0), gate: z.array(z.string()).default([]) }),
+  config: z.strictObject({ ledger: z.string(), endMs: z.number().default(0), gate: z.array(z.string()).default([]), die: z.boolean().default(false) }),
   onRunStart(state, transientState, run) {
     if (run.metadata.marker !== undefined) state.shimState.set('trial:marker', run.metadata.marker);
   },
   prepareTurn(turn) {
-    const { ledger, gate } = this.config;
+    const { ledger, gate, die } = this.config;
+    if (die) process.kill(process.pid, 'SIGKILL');
     const { shimState } = turn.runState;
     const tool = (name, execute, more = {}) => defineTool({ name, description: name, parameters, execute, ...more });
     const fields = (args, ctx) => ({ n: args.n, runId: ctx.runId, key: ctx.idempotencyKey });
@@ -46,7 +47,6 @@ export default defineShim({
       }),
       tool('late_rejection', async (args, ctx) => {
         await new Promise((resolve) => ctx.signal.addEventListener('abort', resolve, { once: true }));
-        setTimeout(() => Promise.reject(new Error('nobody waits for this')), 5);
         throw new Error('rejected after the abort');
       }),
       tool('flood', (args) => {
@@ -64,7 +64,14 @@ export default defineShim({
         if (mine !== args.marker || mine !== turn.metadata.marker) await effect(ledger, 'foreign', { mine, theirs: args.marker });
         return mine;
       }),
-      tool('die', () => process.kill(process.pid, 'SIGKILL')),
+      tool('stray', () => {
+        setTimeout(() => Promise.reject(new Error('nobody waits for this')), 1);
+        return 'gone astray';
+      }),
+      tool('bulk', (args) => {
+        shimState.set('trial:bulk', 'x'.repeat(20_000) + args.n);
+        return args.n;
+      }),
       tool('throw_secrets', () => {
         throw new Error('request failed: authorization: Bearer ' + process.env.OPENAI_COMPATIBLE_API_KEY);
       }),
