@@ -18,6 +18,12 @@ afterAll(async () => {
 const requestsOf = (input: string): readonly ReceivedRequest[] =>
   faults.model.requests.filter((each) => each.rawBody.includes(JSON.stringify(input)));
 
+function secondOf(input: string): ReceivedRequest {
+  const request = requestsOf(input)[1];
+  if (request === undefined) throw new Error(`there was no second request for ${input}`);
+  return request;
+}
+
 /** Every request of these trials has to be one that the strict endpoint takes. */
 function expectAllAccepted(input: string): void {
   expect(requestsOf(input).map(({ problem }) => problem)).toEqual(requestsOf(input).map(() => undefined));
@@ -51,7 +57,7 @@ describe.each(MODELS)('M06 $model', ({ model }) => {
       const completed = completedTools(events);
       expect(completed.length).toBeGreaterThanOrEqual(2);
       for (const event of completed) expect(event).toMatchObject({ ok: false, error: { kind: 'output_limit' } });
-      const told = toolResultsOf(requestsOf(input)[1] as ReceivedRequest);
+      const told = toolResultsOf(secondOf(input));
       expect(told).toHaveLength(toolCalls.length);
       for (const result of told) expect(result.text).toContain('cut off by the output limit');
       faults.script(input, { text: 'shorter' });
@@ -100,7 +106,7 @@ describe.each(MODELS)('M08 $model', ({ model, dialect }) => {
     const run = await faults.run(input, { agent });
     expect(run, JSON.stringify(run.error)).toMatchObject({ status: 'completed', output: 'done' });
     expectAllAccepted(input);
-    const results = toolResultsOf(requestsOf(input)[1] as ReceivedRequest);
+    const results = toolResultsOf(secondOf(input));
     expect(results.map(({ text }) => text)).toEqual(['{"x":1}', '{"x":2}']);
     if (dialect !== 'google') expect(new Set(results.map(({ id }) => id)).size).toBe(2);
   });
@@ -187,7 +193,7 @@ describe.each(MODELS)('M12 $model', ({ model, dialect }) => {
     expectAllAccepted(next);
   });
 
-  const strange = { 'openai-responses': [], anthropic: ['eos_by_accident', 'pause_turn'] }[String(dialect)] ?? [
+  const strange = { 'openai-responses': [], anthropic: ['eos_by_accident', 'pause_turn'] }[dialect as string] ?? [
     'eos_by_accident',
   ];
   it.concurrent.each(strange)('the unknown end %s fails the run and is named', async (finish) => {
@@ -279,7 +285,7 @@ describe('arguments and names', () => {
       'unknown_tool',
       undefined,
     ]);
-    const texts = toolResultsOf(requestsOf(input)[1] as ReceivedRequest).map(({ text }) => text);
+    const texts = toolResultsOf(secondOf(input)).map(({ text }) => text);
     expect(texts[0]).toBe('Error: The arguments were no JSON object: {"x": 1');
     expect(texts[2]).toContain('/x');
     expect(texts[3]).toBe('Error: There is no tool "nobody". The tools are: echo, other.');
@@ -323,7 +329,7 @@ describe('arguments and names', () => {
     expect(deltas.map(({ text }) => text).join('')).toBe(run.output);
     expect(completedTools(events)[0]?.result).toEqual({ 'a\ufffd': '\ufffd', n: { deep: ['😀\ufffd'] } });
     const next = faults.script('M15 next', { text: 'fine' });
-    expect(await faults.resume(run.id, { input: `${next}` })).toMatchObject({ status: 'completed' });
+    expect(await faults.resume(run.id, { input: next })).toMatchObject({ status: 'completed' });
     expect(wire(requestsOf(next)[0]?.body ?? {})).not.toMatch(/\\ud[89a-f]/i);
   });
 

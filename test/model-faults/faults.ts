@@ -6,7 +6,6 @@ import type { DialectName } from '../support/dialects.js';
 import type { JsonObject } from '../support/json-path.js';
 import { ModelEndpoint } from '../support/model-endpoint.js';
 import type { Reply } from '../support/model-reply.js';
-import { lastUserText } from '../support/request-view.js';
 import { type JsonAnswer, ServerProcess } from '../support/server-process.js';
 import { temporaryFolder } from '../support/wait.js';
 
@@ -31,7 +30,7 @@ export interface Faults {
   /** Runs the saved agent (or the one that `fields` names) to the end of its attempt. */
   run(input: unknown, fields?: JsonObject): Promise<JsonObject>;
   resume(id: unknown, body: JsonObject): Promise<JsonObject>;
-  /** Queues replies for the requests whose last user text this is, so that trials can go on side by side; gives the text back. */
+  /** Queues replies for the requests in which this is the last of such texts, so that trials can go on side by side; gives the text back. */
   script(input: string, ...replies: readonly Reply[]): string;
   close(): Promise<void>;
 }
@@ -64,10 +63,10 @@ export async function startFaults(options: FaultsOptions = {}): Promise<Faults> 
   const server = await ServerProcess.start({ env: { ...model.environment, ...env }, shimsDir });
   const queues = new Map<string, Reply[]>();
   model.respondWith((request) => {
-    // Anthropic is sent neighbouring messages of one role as one.
-    const text = lastUserText(request);
-    const input = [...queues.keys()].filter((key) => text.endsWith(key)).sort((a, b) => b.length - a.length)[0];
-    return queues.get(input ?? '')?.shift() ?? { text: `no reply is left for ${JSON.stringify(text)}` };
+    const where = (key: string): number =>
+      Math.max(...['text', 'content'].map((field) => request.rawBody.lastIndexOf(`"${field}":${JSON.stringify(key)}`)));
+    const [input] = [...queues.keys()].filter((key) => where(key) >= 0).sort((x, y) => where(y) - where(x));
+    return queues.get(input ?? '')?.shift() ?? { text: `no reply is left for ${JSON.stringify(input)}` };
   });
   for (const { model: id } of MODELS) await save(server, agentFor(id), id);
   return {
