@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { DefaultAgent, type DefaultAgentOptions } from '../../src/agent/default-agent.js';
 import type { LifecycleEvent } from '../../src/agent/events.js';
 import {
-  BoundShim,
+  type BoundShim,
   ClosedScopeError,
   defineShim,
   defineTool,
@@ -97,7 +97,7 @@ describe.each(WAYS)('%s', (way) => {
             scope.signal.addEventListener('abort', () => reject(new Error('stop'))),
           );
         },
-        onRunEnd: (result) => void notes.push(`waits end ${String(result)}`),
+        onRunEnd: (result) => void notes.push(`waits end ${result === null ? 'null' : 'result'}`),
       });
       const { agent, model, stop, signal } = bench([noted('a', notes), waits, noted('b', notes)]);
       const running = drive(agent, 'hello', { way, signal });
@@ -601,7 +601,7 @@ describe('R78a time limits and what may be skipped', () => {
       });
       const before = defineShim({
         name: 'before',
-        prepareTurn: (turn) => void turn.runState.shimState.set('kept', ['a']),
+        prepareTurn: (turn) => turn.runState.shimState.set('kept', ['a']),
       });
       const fast = defineTool({ name: 'fast', description: '', parameters: z.object({}), execute: () => 'real' });
       const { agent, model, clock } = bench([before, skipped], [calls('fast'), 'done'], {
