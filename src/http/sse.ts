@@ -125,8 +125,11 @@ class EventStream {
   #catchUp(): void {
     while (!this.#over && this.#blockedSince === undefined) {
       const lines = this.#eventLog.readLines(this.#options.runId, this.#cursor);
-      if (lines.length === 0) return;
-      this.#send({ firstSeq: this.#cursor + 1, lines });
+      const [first] = lines;
+      if (first === undefined) return;
+      // What it was about to read has been pruned meanwhile: it comes back with its cursor and is told so.
+      if (!first.startsWith(`{"seq":${this.#cursor + 1},`)) this.#drop();
+      else this.#send({ firstSeq: this.#cursor + 1, lines });
     }
   }
 

@@ -149,7 +149,9 @@ export class Runtime implements AgentRuntime {
 
   #replay(found: { readonly id: string; readonly bodyHash: string }, owner: string, request: StartRun): RunChange & { readonly replayed: boolean } {
     if (found.bodyHash !== this.#bodyHash(request)) throw new IdempotencyMismatchError();
-    return Object.assign(this.#change(found.id, { key: owner === '' ? null : owner }, 0), { replayed: true });
+    // From its first event on, or from the oldest that is kept.
+    const after = (this.#deps.store.find(found.id)?.oldest_seq ?? 1) - 1;
+    return Object.assign(this.#change(found.id, { key: owner === '' ? null : owner }, after), { replayed: true });
   }
 
   #bodyHash({ idempotencyKey: _key, ...body }: StartRun): string {

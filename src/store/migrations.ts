@@ -47,7 +47,7 @@ export const MIGRATIONS: readonly string[] = [
   CREATE UNIQUE INDEX runs_by_call ON runs (parent, parent_call) WHERE parent_call IS NOT NULL;
   CREATE INDEX runs_unfinished ON runs (status) WHERE status IN ('queued', 'running', 'cancelling', 'waiting');
   CREATE INDEX runs_by_end ON runs (finished_at) WHERE finished_at IS NOT NULL;
-  CREATE INDEX runs_with_events ON runs (finished_at) WHERE finished_at IS NOT NULL AND oldest_seq <= last_seq;
+  CREATE INDEX runs_with_events ON runs (finished_at) WHERE finished_at IS NOT NULL AND oldest_seq < last_seq;
 
   CREATE TABLE run_docs (
     run INTEGER NOT NULL,

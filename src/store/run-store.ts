@@ -441,18 +441,21 @@ export class RunStore {
     return { instructions, state };
   }
 
-  /** Finished runs that ended before a time, oldest first; with `events` only those that still have some. */
+  /** Finished runs that ended before a time, oldest first; with `events` only those that have more of them than the last. */
   endedBefore(ms: number, limit: number, events: boolean): RunRow[] {
-    const having = events ? 'AND oldest_seq <= last_seq' : '';
+    const having = events ? 'AND oldest_seq < last_seq' : '';
     return this.#sql(`SELECT * FROM runs WHERE finished_at IS NOT NULL AND finished_at < ? ${having} ORDER BY finished_at LIMIT ?`)
       .all(ms, limit)
       .map((row) => RunRowSchema.parse(row));
   }
 
-  /** Removes a finished run's events; a cursor into them is answered with what is left. */
+  /** Takes the events of a run that is over out of its log, all but the last one: how it ended can still be streamed. */
   pruneEvents(n: number): void {
-    this.#sql('DELETE FROM events WHERE run = ?').run(n);
-    this.#sql('UPDATE runs SET oldest_seq = last_seq + 1 WHERE n = ?').run(n);
+    const last = this.#sql('SELECT n, last_seq, body FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT 1').get(n) as { n: number; last_seq: number; body: string } | undefined;
+    if (last === undefined) return;
+    this.#sql('DELETE FROM events WHERE run = ? AND n <> ?').run(n, last.n);
+    this.#sql('UPDATE events SET first_seq = last_seq, body = ? WHERE n = ?').run(last.body.slice(last.body.lastIndexOf('\n') + 1), last.n);
+    this.#sql('UPDATE runs SET oldest_seq = last_seq WHERE n = ?').run(n);
   }
 
   /** Removes a run and everything of it. */

@@ -167,7 +167,7 @@ describe('a cancel in a tool round', () => {
     const { body } = await startRun(lab, {});
     await Promise.all(held.map(async ({ reached }) => reached));
     const answer = await cancel(body.id, WAIT);
-    for (const { release } of held) release();
+    for (const block of held) block.release();
     expect(answer).toMatchObject({ status: 200, body: { status: 'cancelled' } });
     const { inFlight } = answer.body.cancellation as { inFlight: JsonObject[] };
     expect(

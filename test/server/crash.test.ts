@@ -1,5 +1,6 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
+import type { ReplyToolCall } from '../support/model-reply.js';
 import { toolResultsOf } from '../support/request-view.js';
 import { waitFor } from '../support/wait.js';
 import {
@@ -43,7 +44,7 @@ const effects = (name: string, run: JsonObject): number =>
 
 /** Starts a run that calls tools, and kills the server while one of them stands at the ledger: before or after its effect. */
 async function killedInTool(
-  calls: Parameters<typeof calling>,
+  calls: readonly ReplyToolCall[],
   name: string,
   where: 'before' | 'after',
   agent = 'chat',
@@ -200,7 +201,7 @@ describe('killed in the middle of a tool call', () => {
     await Promise.all(held.map(async ({ reached }) => reached));
     await waitFor(async () => (await logOf(lab, run.id)).filter(({ type }) => type === 'tool.completed').length === 2);
     await kill();
-    for (const { release } of held) release();
+    for (const block of held) block.release();
     await lab.server.restart();
     const waiting = await ended(lab, run.id);
     expect(waiting).toMatchObject({
