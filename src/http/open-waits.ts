@@ -27,6 +27,8 @@ export class OpenWaits {
     reply.raw.once('close', noticeClose);
     this.#open.add(controller);
     if (this.#closed) controller.abort();
+    // It may have gone while the change that it asked for was made; then nothing is emitted any more.
+    if (reply.raw.destroyed) noticeClose();
     return {
       signal: controller.signal,
       get clientGone() {

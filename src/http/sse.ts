@@ -77,9 +77,13 @@ class EventStream {
     // Subscribed first, read second: an event can come twice this way, never not at all, and the cursor drops the repeat.
     this.#unwatch = eventLog.watch(options.runId, { onBatch: this.#onBatch, onFault: this.#onFault });
     this.#write('retry: 2000\n\n');
-    this.#unlessFaulty(() => {
-      this.#catchUp();
-    });
+    // The client may have gone while the change that it asked for was made; then nothing is emitted any more.
+    if (this.#raw.destroyed) this.#onClose();
+    else {
+      this.#unlessFaulty(() => {
+        this.#catchUp();
+      });
+    }
   }
 
   /** The log cannot be read now: the client comes back with its cursor. */

@@ -1,3 +1,5 @@
+import { once } from 'node:events';
+import { connect } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { neverReads } from '../support/never-reads.js';
 import type { SseEvent } from '../support/sse-parser.js';
@@ -242,6 +244,26 @@ describe('a disconnect', () => {
     await waiting;
     const { body } = await lab.server.json('GET', '/v1/runs?metadata.gone=wait');
     expect(await ended(lab, (body.data as { id: string }[])[0]!.id)).toMatchObject({ status: 'cancelled' });
+  });
+
+  it('of a client that is gone before it is answered cancels too', async () => {
+    lab.model.respondWith(() => ({ text: 'x', gate: new Promise(() => {}), gateAt: 'start' }));
+    const { port } = new URL(lab.server.url);
+    for (const accept of ['accept: text/event-stream', 'prefer: wait=30']) {
+      const metadata = { gone: accept.slice(0, 6) };
+      const body = JSON.stringify({ agent: 'chat', input: 'hello', onDisconnect: 'cancel', metadata });
+      for (let round = 0; round < 5; round += 1) {
+        const socket = connect({ host: '127.0.0.1', port: Number(port) });
+        await once(socket, 'connect');
+        const head = `POST /v1/runs HTTP/1.1\r\nhost: x\r\n${accept}\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n`;
+        socket.write(head + body, () => socket.destroy());
+      }
+      const statuses = async (): Promise<unknown[]> => {
+        const { body: page } = await lab.server.json('GET', `/v1/runs?metadata.gone=${metadata.gone}`);
+        return (page.data as { status: string }[]).map(({ status }) => status);
+      };
+      await waitFor(async () => (await statuses()).filter((status) => status === 'cancelled').length === 5);
+    }
   });
 
   it('of a reader that reads nothing drops it at 1 MiB of backlog; it comes back with its cursor', async () => {
