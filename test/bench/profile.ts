@@ -58,7 +58,8 @@ export function figuresOf(
   const byGroup = new Sums();
   const walk = (id: number, functions: ReadonlySet<string>, groups: ReadonlySet<string>): number => {
     const frame = frames.get(id);
-    if (frame === undefined || frame.name === '(idle)') return 0;
+    // Neither waiting nor the profiling itself is work.
+    if (frame === undefined || frame.name === '(idle)' || frame.name.includes('node:inspector')) return 0;
     const { name, group, selfUs, children } = frame;
     const innerFunctions = functions.has(name) ? functions : new Set([...functions, name]);
     const innerGroups = groups.has(group) ? groups : new Set([...groups, group]);

@@ -71,7 +71,7 @@ export async function p7(stage: Stage): Promise<Row[]> {
   return rows;
 }
 
-async function newRun(server: BenchServer): Promise<string> {
+export async function newRun(server: BenchServer): Promise<string> {
   const headers = { 'content-type': 'application/json', prefer: 'wait=60' };
   const body = JSON.stringify({ agent: 'bench', input: INPUT });
   const { id, status } = await server.json('/v1/runs', { method: 'POST', headers, body });
@@ -80,7 +80,7 @@ async function newRun(server: BenchServer): Promise<string> {
 }
 
 /** Copies of a long conversation, each with a turn of its own. */
-async function forks(server: BenchServer, id: string, count: number): Promise<string[]> {
+export async function forks(server: BenchServer, id: string, count: number): Promise<string[]> {
   const made: string[] = [];
   for (let copy = 0; copy < count; copy += 1) {
     const headers = { 'content-type': 'application/json' };
@@ -110,7 +110,7 @@ async function earlyTurns(client: Program, server: BenchServer, lines: number): 
   return values;
 }
 
-function ourTurns(server: BenchServer, runs: readonly string[]): Side {
+export function ourTurns(server: BenchServer, runs: readonly string[]): Side {
   const requests = runs.map((id) => ({ path: `/v1/runs/${id}/resume`, headers: stream, body: { input: INPUT } }));
   return { pid: server.pid, url: server.url, requests, mark };
 }
