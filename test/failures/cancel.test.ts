@@ -279,7 +279,9 @@ it('C08 a late stop for one run never touches another, and of a finished run it 
 
 describe('C10 text that was seen is kept', () => {
   const words = Array.from({ length: 50 }, (_, n) => `t${n} `);
-  const untilHalf = async (body: object): Promise<{ readonly id: string; readonly text: string; close(): void }> => {
+  const untilHalf = async (
+    body: object,
+  ): Promise<{ readonly id: string; readonly text: string; readonly close: () => void }> => {
     lab.model.script({ text: words, gate: new Promise(() => undefined), gateAt: 30 });
     const stream = await follow(lab, '/v1/runs', { body: { agent: 'chat', input: 'tell', ...body } });
     let text = '';

@@ -25,9 +25,12 @@ export default defineShim({
   onRunStart(state, transientState, run) {
     if (run.metadata.marker !== undefined) state.shimState.set('trial:marker', run.metadata.marker);
   },
-  prepareTurn(turn) {
+  async prepareTurn(turn) {
     const { ledger, gate, die } = this.config;
-    if (die) process.kill(process.pid, 'SIGKILL');
+    if (die) {
+      await sleep(400);
+      process.kill(process.pid, 'SIGKILL');
+    }
     const { shimState } = turn.runState;
     const tool = (name, execute, more = {}) => defineTool({ name, description: name, parameters, execute, ...more });
     const fields = (args, ctx) => ({ n: args.n, runId: ctx.runId, key: ctx.idempotencyKey });
