@@ -182,6 +182,7 @@ export class Attempt implements AttemptPort, SessionHost {
   }
 
   event(event: EventInput): void {
+    if (event.type === 'shim.failed') this.log.warn({ runId: this.runId, agent: this.agent, error: event.error }, 'a shim failed and was skipped');
     if (this.#endWritten || (this.#quiet && event.type === 'shim.effect')) return;
     if (this.#held === undefined) this.input.journal.note(event);
     else this.#held.push(event);

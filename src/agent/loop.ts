@@ -7,7 +7,7 @@ import { CancelledFirstError, copyPosition, type AttemptEnd, type Settled } from
 import { deepFreeze } from './json.js';
 import { internalMessage, textOf, type ModelResponse, withoutInternalInJson } from './messages.js';
 import type { FinishReason } from './model.js';
-import { BudgetReachedError, failureProblem, findCancellation, HandedOverError, LimitExceededError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
+import { BudgetReachedError, failureProblem, findCancellation, HandedOverError, LimitExceededError, loggedError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
 import type { Cancellation, Interruption, RunLimits } from './run.js';
 import { RunStateView } from './run-state.js';
 import { cancelRound, ToolRound, type RoundResult } from './tool-round.js';
@@ -379,6 +379,7 @@ async function end(attempt: Attempt, outcome: Outcome, opened: readonly Frame[])
     } else if (!(error instanceof HandedOverError)) throw error;
   } finally {
     attempt.ended = true;
+    if (written?.status === 'failed') attempt.log.warn({ runId: attempt.runId, agent: attempt.agent, error: loggedError(written.error) }, 'the run failed');
     const watched = opened.some((frame) => frame.shims.hooks.length > 0);
     const result = watched && written?.status === 'completed' ? resultOf(attempt, written.output) : null;
     for (const frame of opened.toReversed()) {

@@ -185,6 +185,16 @@ export function failureProblem(data: RunErrorData): RunErrorData {
   };
 }
 
+/**
+ * What a log may say of a failure: all of a shim's (R62), of others the code and the facts around it, since their message may quote
+ * what the model or a user said.
+ */
+export function loggedError(error: RunErrorData): Readonly<Record<string, unknown>> {
+  if (error.code.startsWith('shim_') || error.code === 'internal') return error;
+  const { message: _message, errors: _errors, ...facts } = error;
+  return facts;
+}
+
 /** The stored form of anything that ended an attempt. */
 export function runErrorData(thrown: unknown): RunErrorData {
   if (thrown instanceof RunError || thrown instanceof ShimCleanupError) return thrown.toData();
