@@ -1,4 +1,4 @@
-import { readFileSync, rmSync, writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
@@ -92,7 +92,7 @@ beforeAll(async () => {
   writeShim('named', NAMED);
   writeShim('versioned', versioned(1, '{ n: z.number().default(0) }'));
   writeFileSync(notes, '');
-  server = await ServerProcess.start({ shimsDir });
+  server = await ServerProcess.start({ shimsDir, env: { SHIMS_WATCH: 'true' } });
 });
 afterAll(async () => server.stop());
 
@@ -324,13 +324,17 @@ it('R62 one shape of a shim failure on the run, in the stream and in the log', a
 });
 
 describe('R20a versions of a state', () => {
-  const replace = async (body: string | undefined): Promise<void> => {
-    if (body === undefined) rmSync(join(shimsDir, 'versioned.mjs'));
-    else writeShim('versioned', body);
-    await server.restart();
+  const hash = async (): Promise<unknown> => {
+    const { data } = (await server.json('GET', '/v1/shims')).body as { readonly data: readonly JsonObject[] };
+    return data.find(({ name }) => name === 'versioned')?.hash;
+  };
+  const replace = async (body: string): Promise<void> => {
+    const before = await hash();
+    writeShim('versioned', body);
+    await waitFor(async () => (await hash()) !== before, { what: 'the new version of the shim' });
   };
 
-  it('R17 R20a is migrated by newer code, refused by older and left by a shim that is gone, over restarts', async () => {
+  it('R20a is migrated by newer code, refused by older code, and left by a shim that is gone', async () => {
     await putAgent('keeps', { shims: [{ use: 'versioned' }, { use: 'named' }] });
     await putAgent('without', { shims: [{ use: 'named' }] });
     const { id } = await run('keeps', 'say one');
@@ -379,8 +383,7 @@ describe('R20a versions of a state', () => {
   });
 
   it('R20a a stored state that its schema refuses fails the run and is left as it is', async () => {
-    writeShim('versioned', versioned(1, '{ n: z.number().default(0) }'));
-    await server.restart();
+    await replace(versioned(1, '{ n: z.number().default(0) }'));
     await putAgent('refused', { shims: [{ use: 'versioned' }] });
     const { id } = await run('refused', 'say one');
     await replace(versioned(1, '{ n: z.number().max(0).default(0) }'));
