@@ -22,6 +22,7 @@ import { runRoutes } from './http/run-routes.js';
 import { securityHeaders } from './http/security-headers.js';
 import { closeAllStreams } from './http/sse.js';
 import { validatorCompiler } from './http/validation.js';
+import { secretRemover } from './models/error-text.js';
 import { ModelRegistry } from './models/model-registry.js';
 import { AgentRegistry } from './runtime/agent-registry.js';
 import type { AgentRuntime } from './runtime/agent-runtime.js';
@@ -190,6 +191,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     modelMaxRetries: config.MODEL_MAX_RETRIES,
     newId: randomUUID,
     random: Math.random,
+    conceal: secretRemover(secretsOf(config)),
     spawn: delegation.spawn.bind(delegation),
   };
   const dataDir = resolve(config.DATA_DIR);
@@ -264,6 +266,11 @@ function modelRegistry(config: Config): ModelRegistry {
     openaiCompatibleApiKey: config.OPENAI_COMPATIBLE_API_KEY,
     idleTimeoutMs: config.MODEL_IDLE_TIMEOUT_MS,
   });
+}
+
+function secretsOf(config: Config): string[] {
+  const providers = [config.OPENAI_API_KEY, config.ANTHROPIC_API_KEY, config.GOOGLE_GENERATIVE_AI_API_KEY, config.OPENAI_COMPATIBLE_API_KEY];
+  return [...providers, ...(config.API_KEYS ?? []).map(({ key }) => key)].filter((secret) => secret !== undefined);
 }
 
 /** 16 hex characters of SHA-256: enough to tell whether something changed. */

@@ -8,8 +8,9 @@ import type { AgentTask, ModelRequest, RunnerHooks } from './hooks.js';
 import { copyPosition, type Checkpoint, type Journal, type JournalEntry, type Position, type SavedState, type ToolCallRecord } from './journal.js';
 import { strictStringify, type JsonValue } from './json.js';
 import type { ModelResponse } from './messages.js';
-import { callModel } from './model-call.js';
+import { callModel, type ModelCallOptions } from './model-call.js';
 import { addUsage, type ModelSource, type Usage } from './model.js';
+import { withRetries, type RetryOptions } from './retries.js';
 import { HandedOverError, messageOf, RunCancelledError } from './run-errors.js';
 import type { InFlight, RunLimits, UnknownToolCall } from './run.js';
 import { WorkingState } from './run-state.js';
@@ -36,6 +37,8 @@ export interface LoopDeps {
   readonly modelIdleTimeoutMs: number;
   readonly modelMaxRetries: number;
   newId(): string;
+  /** Takes configured secrets out of what a tool or shim said when it failed. */
+  conceal?(text: string): string;
   /** Between 0 and 1, for jitter. */
   random(): number;
   /** An agent of this run by name, in the version that the run keeps. @throws where there is none any more */
@@ -119,6 +122,8 @@ export class Attempt implements AttemptPort, SessionHost {
   partialText = '';
   /** The model call whose deltas were sent and that the next one replaces. */
   replaces: string | undefined;
+  /** Whether this attempt's model has refused images and files: from then on they stay behind. */
+  readonly media = { refused: false };
   readonly receipts: InFlight[] = [];
   readonly unknownCalls: UnknownToolCall[] = [];
   /** Told when the end is settled: from then on nothing stops the attempt any more (R68). */
@@ -173,6 +178,9 @@ export class Attempt implements AttemptPort, SessionHost {
   }
   get clock(): Clock {
     return this.deps.clock;
+  }
+  get retries(): Pick<RetryOptions, 'clock' | 'maxRetries' | 'random'> {
+    return { clock: this.clock, maxRetries: this.deps.modelMaxRetries, random: () => this.deps.random() };
   }
   get port(): AttemptPort {
     return this;
@@ -294,9 +302,10 @@ export class Attempt implements AttemptPort, SessionHost {
       modelArgs: request.modelArgs ?? null,
       output: request.output,
     };
-    const { response } = await callModel(handle, full, {
+    const options: ModelCallOptions = {
       clock: this.clock,
       signal,
+      media: this.media,
       idleTimeoutMs: this.deps.modelIdleTimeoutMs,
       modelCallId: this.deps.newId(),
       transform: undefined,
@@ -306,7 +315,8 @@ export class Attempt implements AttemptPort, SessionHost {
       onUsage: (usage) => {
         this.usage = addUsage(this.usage, usage);
       },
-    });
+    };
+    const { response } = await withRetries({ ...this.retries, signal, onRetry: () => undefined }, async () => callModel(handle, full, options));
     this.frame?.shims.recordEffect(shim, 'callModel', { what: 'modelCall', purpose, model, usage: response.usage }, this.clock.now() - startedAt);
     return response;
   }

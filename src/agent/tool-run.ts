@@ -145,7 +145,7 @@ async function tryOnce({ attempt, frame, tool, record, stop }: RunningCall, args
       case 'value':
         return { outcome: outcomeOf(outcome.value), again: false };
       case 'error':
-        return { outcome: failureOf(outcome.error), again: true };
+        return { outcome: concealed(attempt, failureOf(outcome.error)), again: true };
       case 'timeout':
         controller.abort(new DOMException(`The tool ${tool.name} took longer than ${timeoutMs} ms.`, 'TimeoutError'));
         return { outcome: { ok: false, error: { message: `The tool did not finish within ${timeoutMs} ms; whether it had an effect is not known.`, kind: 'timeout' } }, again: true };
@@ -167,6 +167,12 @@ async function tryOnce({ attempt, frame, tool, record, stop }: RunningCall, args
   } finally {
     unwatch();
   }
+}
+
+/** A thrown message may hold whatever the tool had at hand, a key of the environment for one. */
+function concealed({ deps }: Attempt, outcome: ToolOutcome): ToolOutcome {
+  if (outcome.ok || deps.conceal === undefined) return outcome;
+  return { ok: false, error: { ...outcome.error, message: deps.conceal(outcome.error.message) } };
 }
 
 /** A tool that throws at once, before any promise, is a tool that failed. */

@@ -17,16 +17,21 @@ const LOOKS_SECRET: readonly RegExp[] = [
 /** Makes a text fit to be stored and shown: without secrets, well-formed, and no longer than `MAX_MESSAGE_LENGTH`. */
 export type TextCleaner = (text: string) => string;
 
-/** @param secrets every configured key; each is replaced wherever it stands, as it is or encoded for a URL */
-export function textCleaner(secrets: readonly string[]): TextCleaner {
+/** Replaces each secret wherever it stands, as it is or encoded for a URL, and nothing else. */
+export function secretRemover(secrets: readonly string[]): (text: string) => string {
   const values = secrets
     .filter((secret) => secret.length >= MIN_SECRET_LENGTH)
     .flatMap((secret) => [secret, encodeURIComponent(secret)]);
   // The longest first, so that a key which begins like another one is replaced whole.
   const spellings = [...new Set(values)].sort((a, b) => b.length - a.length);
+  return (text) => spellings.reduce((clean, spelling) => clean.replaceAll(spelling, REDACTED), text);
+}
+
+/** @param secrets every configured key */
+export function textCleaner(secrets: readonly string[]): TextCleaner {
+  const remove = secretRemover(secrets);
   return (text) => {
-    let clean = text;
-    for (const spelling of spellings) clean = clean.replaceAll(spelling, REDACTED);
+    let clean = remove(text);
     for (const pattern of LOOKS_SECRET) clean = clean.replaceAll(pattern, `$1${REDACTED}`);
     return bounded(clean.replaceAll(/\p{Surrogate}/gu, '\ufffd'));
   };
