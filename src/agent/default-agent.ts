@@ -233,7 +233,7 @@ export class DefaultAgent {
     const { instructions, history, responses, state, turnCount } = this.#saved;
     switch (end?.status) {
       case 'completed':
-        return { finalOutput: end.output, responses, turnCount, runState: { instructions, history: withoutInternalInJson([...history]), responses, turnCount, shimState: new LiveState(state).frozen() } };
+        return { finalOutput: end.output, responses: [...responses], turnCount, runState: { instructions, history: withoutInternalInJson([...history]), responses: [...responses], turnCount, shimState: new LiveState(state).frozen() } };
       case 'failed':
         if (end.thrown instanceof RunError || end.thrown instanceof ShimCleanupError) throw end.thrown;
         throw new RunError(end.error.code, end.error.message, { details: end.error, cause: end.thrown });

@@ -35,7 +35,7 @@ export interface ModelRequest {
 /** What a completed run comes to. */
 export interface RunResult {
   readonly finalOutput: unknown;
-  readonly responses: readonly ModelResponse[];
+  readonly responses: ModelResponse[];
   readonly turnCount: number;
   /** Frozen: its `shimState` reads like that of every callback, and refuses writes. */
   readonly runState: Readonly<RunState>;

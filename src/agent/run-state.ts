@@ -8,7 +8,8 @@ import { GuardedState, LiveState, ReadOnlyState, type ShimState, type StateChang
 export interface RunState {
   instructions: string | PromptSpec;
   history: HistoryItem[];
-  readonly responses: readonly ModelResponse[];
+  /** All raw responses; the list itself is frozen. */
+  readonly responses: ModelResponse[];
   readonly shimState: ShimState;
   readonly turnCount: number;
 }
@@ -34,6 +35,7 @@ export class WorkingState {
   #savedHistory: HistoryItem[];
   #dropEphemeral = false;
   #takeBack = (): void => undefined;
+  #shown: readonly ModelResponse[] = Object.freeze([]);
   readonly #changed = new Map<string, StateChange>();
 
   constructor(saved: Pick<SavedState, 'instructions' | 'history' | 'responses' | 'state' | 'turnCount'>) {
@@ -44,6 +46,13 @@ export class WorkingState {
     this.turnCount = saved.turnCount;
     this.#savedHistory = [...saved.history];
     this.#saved = { instructions: saved.instructions, turnCount: saved.turnCount, responses: saved.responses.length, state: new Map(saved.state) };
+  }
+
+  /** The responses for callbacks, which may keep the list and may not change it. */
+  shownResponses(): ModelResponse[] {
+    const { responses } = this;
+    if (this.#shown.length !== responses.length || this.#shown.at(-1) !== responses.at(-1)) this.#shown = Object.freeze([...responses]);
+    return this.#shown as ModelResponse[];
   }
 
   /** Freezes copies of items that were pushed onto the array itself, so that later changes of the caller's objects change nothing. */
@@ -224,8 +233,8 @@ export class RunStateView implements RunState {
     this.#beforeWrite();
     this.#working.history = [...items];
   }
-  get responses(): readonly ModelResponse[] {
-    return this.#working.responses;
+  get responses(): ModelResponse[] {
+    return this.#working.shownResponses();
   }
   get turnCount(): number {
     return this.#working.turnCount;

@@ -7,13 +7,22 @@ import { FinishReasonSchema, NO_USAGE, UsageSchema } from './model.js';
  * @param defaults.newId names a call that has no name of its own
  * @throws TypeError, NotJsonError, ZodError
  */
-export function settleResponse(given: ModelResponse, defaults: { readonly modelId: string; newId(): string }): ModelResponse {
+export function settleResponse(
+  given: ModelResponse,
+  defaults: { readonly modelId: string; newId(): string },
+): ModelResponse {
   const { message } = given as Partial<ModelResponse>;
   if (message === undefined) throw new TypeError('The response has no message.');
   const settled = settleMessage(message, 'response.message');
   if (settled.role !== 'assistant') throw new TypeError('The message of a response is of the assistant.');
-  const { modelCallId = defaults.newId(), modelId = defaults.modelId, usage = NO_USAGE, providerMetadata }: Partial<ModelResponse> = given;
-  const { id = modelCallId, finishReason = callsTools(settled) ? 'tool-calls' : 'stop' }: Partial<ModelResponse> = given;
+  const {
+    modelCallId = defaults.newId(),
+    modelId = defaults.modelId,
+    usage = NO_USAGE,
+    providerMetadata,
+  }: Partial<ModelResponse> = given;
+  const { id = modelCallId, finishReason = callsTools(settled) ? 'tool-calls' : 'stop' }: Partial<ModelResponse> =
+    given;
   if (providerMetadata !== undefined) checkJson(providerMetadata, 'response.providerMetadata');
   return deepFreeze({
     id,
