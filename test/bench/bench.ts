@@ -37,7 +37,7 @@ const ROWS: Readonly<Record<string, (stage: Stage) => Promise<Row[]>>> = {
   S: start,
 };
 
-const FULL: Scale = { windowMs: 2000, warmUpMs: 3000, rounds: 5, smoke: false };
+const FULL: Scale = { windowMs: 1200, warmUpMs: 2000, rounds: 5, smoke: false };
 const SMOKE: Scale = { windowMs: 200, warmUpMs: 200, rounds: 1, smoke: true };
 
 const { values } = parseArgs({
