@@ -649,3 +649,37 @@ describe('R78a time limits and what may be skipped', () => {
     expect(() => new DefaultAgent({ model: new ScriptedModel(), shims: [new Guard()] })).toThrow(/inherited always/);
   });
 });
+
+it('R80 the result that onRunEnd gets is frozen, all of it', async () => {
+  const refused: boolean[] = [];
+  const writes = defineShim({
+    name: 'writes',
+    onRunEnd: (result) => {
+      if (result === null) return;
+      const { runState } = result as unknown as {
+        runState: { history: unknown[]; shimState: { set(key: string, value: number): void } };
+      };
+      const attempts = [
+        () => Object.assign(result, { finalOutput: 'other' }),
+        () => Object.assign(runState, { instructions: 'other' }),
+        () => runState.history.push('x'),
+        () => Object.assign(runState.history[1] as object, { finishReason: 'length' }),
+        () => runState.shimState.set('x', 1),
+        () => (result.responses as unknown[]).pop(),
+      ];
+      for (const attempt of attempts) {
+        try {
+          attempt();
+          refused.push(false);
+        } catch (error) {
+          refused.push(error instanceof TypeError);
+        }
+      }
+    },
+  });
+  const { agent } = bench([writes]);
+  const { result } = await drive(agent);
+  expect(refused).toEqual(Array(6).fill(true));
+  expect(result?.finalOutput).toBe('done');
+  expect(agent.runState.history).toHaveLength(2);
+});

@@ -96,10 +96,10 @@ describe('R108 the callback surface and its delegates', () => {
 class Inner extends BoundShim {
   readonly got: unknown[][] = [];
 }
-const METHODS = [
+const METHODS: readonly PropertyKey[] = [
   ...Object.getOwnPropertyNames(BoundShim.prototype).filter((key) => key !== 'constructor'),
   Symbol.asyncDispose,
-] as const;
+];
 METHODS.forEach((key: PropertyKey) => {
   Object.defineProperty(Inner.prototype, key, {
     value: function (this: Inner, ...args: unknown[]) {
