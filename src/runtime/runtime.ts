@@ -1,11 +1,9 @@
-import type { SavedState } from '../agent/journal.js';
 import { firstPosition } from '../agent/journal.js';
 import { newState } from '../agent/memory-journal.js';
 import type { NamedShim } from '../agent/bound-shims.js';
 import type { JsonValue } from '../agent/json.js';
 import type { HistoryItem } from '../agent/messages.js';
 import { NO_USAGE } from '../agent/model.js';
-import { messageOf } from '../agent/run-errors.js';
 import type { Run } from '../agent/run.js';
 import type { Logger } from '../agent/tools.js';
 import { DrainingError, IdempotencyMismatchError, InputRequiredError, QueueFullError, ValidationError } from '../errors.js';
@@ -14,20 +12,19 @@ import type { RequestDoc, RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { Writer } from '../store/writer.js';
 import { checkTemplateValues } from './agent-check.js';
-import type { AgentRegistry, AgentResolver } from './agent-registry.js';
+import type { AgentRegistry } from './agent-registry.js';
 import type { AgentRuntime, Caller, ResumeRun, RunChange, StartRun } from './agent-runtime.js';
 import type { EventLog } from './event-log.js';
 import { itemsOf, shownInput } from './input-items.js';
 import { previewAgent, type PreviewDeps } from './preview.js';
 import type { RunChanges, Written } from './run-changes.js';
-import { eventLine, withSeqs, type Ancestor } from './run-journal.js';
+import { eventLine } from './run-journal.js';
 import type { RunScheduler } from './run-scheduler.js';
 import { isOver, ownerOf, type RunViews } from './run-views.js';
-import type { AttemptStart } from './run-worker.js';
-import { interruptedModelCall, TAIL_ROWS } from './log-tail.js';
-import { MAX_CRASHES, type Recovery } from './recovery.js';
+import type { Recovery } from './recovery.js';
 import type { Expiries } from './expiries.js';
 import type { ShimLoader } from './shim-loader.js';
+import { TakeUp } from './take-up.js';
 
 export interface RuntimeDeps {
   readonly store: RunStore;
@@ -48,25 +45,18 @@ export interface RuntimeDeps {
   readonly hash: (text: string) => string;
 }
 
-/** What a claim found: the right to drive the run, and the events that say so. */
-interface Claimed {
-  readonly row: RunRow;
-  readonly epoch: number;
-  readonly written: Written;
-}
-
 /** The one object that HTTP talks to: it checks what is asked, makes each change in one transaction, and has runs driven. */
 export class Runtime implements AgentRuntime {
   readonly #deps: RuntimeDeps;
-  /** What helpers inherit from the runs that wait for them, by the helper's id: also for their attempts after a wait. */
-  readonly #inherited = new Map<string, readonly NamedShim[]>();
+  readonly #runs: TakeUp;
   #draining = false;
   #recovery: Recovery | undefined;
 
   constructor(deps: RuntimeDeps) {
     this.#deps = deps;
+    this.#runs = new TakeUp({ ...deps, isDraining: () => this.#draining, endOrphans: (parent) => this.#recovery?.endOrphans(parent) });
     deps.scheduler.connect({
-      claim: async (runId) => this.#claimQueued(runId),
+      claim: async (runId) => this.#runs.claimQueued(runId),
       onDone: (runId, epoch) => {
         this.#afterAttempt(runId, epoch).catch((error: unknown) => {
           deps.log.error({ runId, err: error }, 'what follows an attempt failed');
@@ -120,19 +110,19 @@ export class Runtime implements AgentRuntime {
           idempotency: request.idempotencyKey === undefined ? undefined : { key: request.idempotencyKey, bodyHash: this.#bodyHash(request) },
         });
         store.putDoc(n, 'shims', shimHashes(instance.shims));
-        return { found: undefined, lines, claimed: hasSlot ? this.#claim(id) : undefined };
+        return { found: undefined, lines, claimed: hasSlot ? this.#runs.claim(id) : undefined };
       });
       if (made.found !== undefined) {
         if (hasSlot) scheduler.release();
         return this.#replay(made.found, owner, request);
       }
-      this.#publish(id, 1, made.lines);
+      this.#runs.publish(id, 1, made.lines);
       if (made.claimed === undefined) scheduler.enqueue(id);
       else {
         const saved = newState(request.agent, instance.descriptor.instructions, items);
         const resolver = this.#deps.agents.resolver({ agent: request.agent, version: stored.version }, doc);
-        this.#publishWritten(made.claimed.written);
-        scheduler.drive(this.#startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
+        this.#runs.publishWritten(made.claimed.written);
+        scheduler.drive(this.#runs.startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
       }
       return Object.assign(this.#change(id, caller, 0), { replayed: false });
     } catch (error) {
@@ -175,11 +165,11 @@ export class Runtime implements AgentRuntime {
         const taken = changes.resume(runId, owner, request, items);
         // Thrown inside the transaction: what was taken is undone.
         if (taken.starts) this.#assertRoom(hasSlot);
-        return { resumed: taken, claimed: taken.starts && hasSlot ? this.#claimLoaded(runId) : undefined };
+        return { resumed: taken, claimed: taken.starts && hasSlot ? this.#runs.claimLoaded(runId) : undefined };
       });
-      this.#publishWritten(resumed);
+      this.#runs.publishWritten(resumed);
       if (claimed !== undefined) {
-        this.#publishWritten(claimed.written);
+        this.#runs.publishWritten(claimed.written);
         slotTaken = true;
         scheduler.drive(claimed.start, 'reserved');
       } else {
@@ -201,7 +191,7 @@ export class Runtime implements AgentRuntime {
     const before = this.#deps.views.row(runId, caller);
     if (isOver(before)) return this.#change(runId, caller, before.last_seq - 1);
     const cancelled = await writer.run(() => changes.cancel(runId, ownerOf(caller)));
-    this.#publishWritten(cancelled);
+    this.#runs.publishWritten(cancelled);
     if (isOver(cancelled.row)) scheduler.dequeue(runId);
     if (cancelled.tellWorker) await this.#stopWorker(runId);
     return Object.assign(this.#change(runId, caller, this.#cancelSeen(cancelled)), { taken: true });
@@ -225,7 +215,7 @@ export class Runtime implements AgentRuntime {
       const row = store.find(runId);
       return row?.status === 'cancelling' ? changes.endCancelled(row, false) : undefined;
     });
-    if (ended !== undefined) this.#publishWritten(ended);
+    if (ended !== undefined) this.#runs.publishWritten(ended);
   }
 
   async forkRun(runId: string, request: { readonly turn?: number | undefined; readonly input?: JsonValue | undefined; readonly agent?: string | undefined }, caller: Caller): Promise<RunChange> {
@@ -258,7 +248,7 @@ export class Runtime implements AgentRuntime {
       store.putDoc(n, 'shims', shimHashes(instance.shims));
       return created;
     });
-    this.#publish(id, 1, lines);
+    this.#runs.publish(id, 1, lines);
     scheduler.enqueue(id);
     return this.#change(id, caller, 0);
   }
@@ -338,149 +328,13 @@ export class Runtime implements AgentRuntime {
     if (!hasSlot && queuedCount >= this.#deps.maxQueuedRuns) throw new QueueFullError(queuedCount);
   }
 
-  /** Makes a queued run a running one: inside a transaction. */
-  #claim(runId: string): Claimed | undefined {
-    const { store, now } = this.#deps;
-    const row = store.find(runId);
-    if (row?.status !== 'queued') return undefined;
-    const nowMs = now();
-    store.transition(row.n, 'running', nowMs);
-    const { epoch } = store.takeLease(row.n, nowMs);
-    const lines = row.attempt === 1 ? [eventLine({ type: 'run.started' }, row, nowMs)] : [];
-    const lastSeq = lines.length === 0 ? row.last_seq : store.addEvents(row.n, lines, nowMs);
-    return { row, epoch, written: { row, lines, lastSeq } };
-  }
-
-  async #claimQueued(runId: string): Promise<AttemptStart | undefined> {
-    const taken = await this.#takeUp(runId, () => this.#claimLoaded(runId));
-    if (taken === undefined) return undefined;
-    this.#publishWritten(taken.written);
-    return taken.start;
-  }
-
-  /** Claims a queued run and reads what its attempt begins with, in one transaction: a store that fails has then claimed nothing. */
-  #claimLoaded(runId: string): { readonly written: Written; readonly start: AttemptStart } | undefined {
-    const claimed = this.#claim(runId);
-    if (claimed === undefined) return undefined;
-    return { written: claimed.written, start: this.#startLoaded(claimed) };
-  }
-
-  #startLoaded({ row, epoch }: Pick<Claimed, 'row' | 'epoch'>): AttemptStart {
-    const { store, agents } = this.#deps;
-    const saved = store.load(row.n);
-    const request = store.request(row.n);
-    const agent = withShims(agents.resolver({ agent: row.agent, version: row.agent_version }, request), row.agent, this.#inherited.get(row.id));
-    return this.#startOf({ row, epoch }, { saved, request, recovered: saved.position.at === 'tools', agent });
-  }
-
-  /** Takes a run up in a transaction that waits for the storage; a run whose record cannot be read is failed, and it alone. */
-  async #takeUp<T>(runId: string, claim: () => T): Promise<T | undefined> {
-    const { writer, log } = this.#deps;
-    try {
-      return await writer.run(claim, { patient: true });
-    } catch (error) {
-      log.error({ runId, err: error }, 'a run could not be taken up');
-      await this.#endUnowned(runId, `The run could not be taken up: ${messageOf(error)}`);
-      return undefined;
-    }
-  }
-
-  /**
-   * Ends a run that is active although nobody drives it: nothing is running without an owner.
-   * @param epoch of the owner that left it; somebody else's is not touched
-   */
-  async #endUnowned(runId: string, message: string, epoch?: number): Promise<void> {
-    const { writer, store, changes, scheduler } = this.#deps;
-    const written = await writer.run(
-      () => {
-        const row = store.find(runId);
-        if (row === undefined || scheduler.worker(runId) !== undefined || row.epoch !== (epoch ?? row.epoch)) return undefined;
-        if (row.status === 'cancelling') return changes.endCancelled(row, false);
-        return row.status === 'queued' || row.status === 'running' ? changes.endFailed(row, { code: 'internal', message }) : undefined;
-      },
-      { patient: true },
-    );
-    if (written === undefined) return;
-    this.#publishWritten(written);
-    this.#recovery?.endOrphans(written.row);
-  }
-
-  #startOf(
-    { row, epoch }: Pick<Claimed, 'row' | 'epoch'>,
-    options: { readonly saved: SavedState; readonly request: RequestDoc; readonly agent?: AgentResolver; readonly recovered?: boolean; readonly interruptedModelCallId?: string | undefined },
-  ): AttemptStart {
-    const agent = options.agent ?? this.#deps.agents.resolver({ agent: row.agent, version: row.agent_version }, options.request);
-    return {
-      row,
-      attempt: row.attempt,
-      epoch,
-      saved: options.saved,
-      request: options.request,
-      recovered: options.recovered ?? false,
-      interruptedModelCallId: options.interruptedModelCallId,
-      agent,
-      ancestors: this.#ancestorsOf(row),
-    };
-  }
-
   /** Goes on with a run whose process died: a new epoch, `run.recovered`, and the loop from the last checkpoint. */
   async recover(runId: string, slot: 'reserved' | 'outside'): Promise<void> {
-    const { store, changes, scheduler, now } = this.#deps;
-    const taken = await this.#takeUp(runId, () => {
-      const row = store.find(runId);
-      // A cancel came before its recovery: nobody drives it any more.
-      if (row?.status === 'cancelling') return { row, start: undefined, written: changes.endCancelled(row, false) };
-      if (row?.status !== 'running') return undefined;
-      if (row.crashes >= MAX_CRASHES) {
-        const message = `The server died ${row.crashes} times on this run without progress; it was given up.`;
-        return { row, start: undefined, written: changes.endFailed(row, { code: 'crash_loop', message }) };
-      }
-      const nowMs = now();
-      const { epoch } = store.takeLease(row.n, nowMs);
-      store.raiseRecoveries(row.n);
-      const lines = [eventLine({ type: 'run.recovered' }, row, nowMs)];
-      const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(row.n, TAIL_ROWS));
-      const start = { ...this.#startLoaded({ row, epoch }), recovered: true, interruptedModelCallId };
-      return { row, start, written: { row, lines, lastSeq: store.addEvents(row.n, lines, nowMs) } };
-    });
-    if (taken === undefined) return;
-    this.#publishWritten(taken.written);
-    if (taken.start === undefined) this.#recovery?.endOrphans(taken.row);
-    else scheduler.drive(taken.start, slot);
+    await this.#runs.recover(runId, slot);
   }
-
   /** Drives a child run that nobody drives: a new one, or one that a crash or a wait had left. */
   async startChild(row: RunRow, shims: readonly NamedShim[] | undefined): Promise<void> {
-    const { scheduler, expiries } = this.#deps;
-    if (shims !== undefined) this.#inherited.set(row.id, shims);
-    if (this.#draining || scheduler.worker(row.id) !== undefined) return;
-    if (row.status === 'waiting') {
-      expiries.watch(row.id);
-      return;
-    }
-    if (row.status === 'running' || row.status === 'cancelling') return this.recover(row.id, 'outside');
-    const taken = await this.#takeUp(row.id, () => this.#claimLoaded(row.id));
-    if (taken === undefined) return;
-    this.#publishWritten(taken.written);
-    scheduler.drive(taken.start, 'outside');
-  }
-
-  #ancestorsOf(row: RunRow): Ancestor[] {
-    const ancestors: Ancestor[] = [];
-    for (let parent = row.parent; parent !== null; ) {
-      const above = this.#deps.store.find(parent);
-      if (above === undefined) break;
-      ancestors.push({ n: above.n, id: above.id, attempt: above.attempt, agents: this.#deps.store.position(above.n).agents });
-      parent = above.parent;
-    }
-    return ancestors;
-  }
-
-  #publishWritten(written: Written): void {
-    this.#publish(written.row.id, written.lastSeq - written.lines.length + 1, written.lines);
-  }
-  #publish(runId: string, firstSeq: number, lines: readonly string[]): void {
-    this.#deps.eventLog.publish(runId, { firstSeq, lines: withSeqs(lines, firstSeq + lines.length - 1) });
+    await this.#runs.startChild(row, shims);
   }
 
   async #afterAttempt(runId: string, epoch: number): Promise<void> {
@@ -488,15 +342,15 @@ export class Runtime implements AgentRuntime {
     const row = await this.#deps.writer.run(() => this.#deps.store.find(runId), { patient: true });
     if (row?.status === 'waiting') this.#deps.expiries.watch(row.id);
     if (row === undefined) return;
-    if (isOver(row)) this.#inherited.delete(runId);
+    if (isOver(row)) this.#runs.forget(runId);
     if (isOver(row)) this.#recovery?.endOrphans(row);
-    else if ((!this.#draining || row.status === 'cancelling') && row.epoch === epoch) await this.#endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
+    else if ((!this.#draining || row.status === 'cancelling') && row.epoch === epoch) await this.#runs.endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
   }
 
   /** Cancels a run whose parent is over; where nobody drives it nobody will, so it ends here. */
   async cancelOrphan(row: RunRow): Promise<void> {
     await this.cancelRun(row.id, { key: row.owner === '' ? null : row.owner });
-    await this.#endUnowned(row.id, 'Its parent run is over.');
+    await this.#runs.endUnowned(row.id, 'Its parent run is over.');
   }
 
   /** Answers for calls that nobody decided in time: denied with the reason `expired`. */
@@ -525,10 +379,6 @@ export class Runtime implements AgentRuntime {
   }
 }
 
-function withShims(resolver: AgentResolver, own: string, shims: readonly NamedShim[] | undefined): AgentResolver {
-  if (shims === undefined) return resolver;
-  return (name) => (name === own ? { ...resolver(name), shims } : resolver(name));
-}
 
 function requestDoc({ input, metadata, values, limits, shims }: StartRun): RequestDoc {
   return { input: shownInput(input), metadata: { ...metadata }, values: { ...values } as RequestDoc['values'], limits: { ...limits } as RequestDoc['limits'], shims: structuredClone(shims) };

@@ -19,7 +19,12 @@ const MAX_RECOVERIES = 6;
  */
 export async function tryOneByOne(
   suspects: readonly RunRow[],
-  deps: { readonly store: RunStore; readonly writer: Writer; readonly signal: AbortSignal; recover(row: RunRow): Promise<void> },
+  deps: {
+    readonly store: RunStore;
+    readonly writer: Writer;
+    readonly signal: AbortSignal;
+    recover(row: RunRow): Promise<void>;
+  },
 ): Promise<void> {
   const trialMs = Math.min(LONGEST_TRIAL_MS, ALL_TRIALS_MS / suspects.length);
   // The last one to have done something is the likeliest, and tried before the others are counted again.
@@ -30,14 +35,20 @@ export async function tryOneByOne(
   }
 }
 
-async function trial(suspect: RunRow, trialMs: number, { store, writer, signal }: { readonly store: RunStore; readonly writer: Writer; readonly signal: AbortSignal }): Promise<void> {
+async function trial(
+  suspect: RunRow,
+  trialMs: number,
+  { store, writer, signal }: { readonly store: RunStore; readonly writer: Writer; readonly signal: AbortSignal },
+): Promise<void> {
   const counted = suspect.crashes + 1;
   const onTrial = (): boolean => {
     const row = store.find(suspect.id);
     return row?.status === 'running' && row.crashes === counted;
   };
-  for (const endAt = performance.now() + trialMs; performance.now() < endAt; await sleep(LOOK_MS)) {
+  const endAt = performance.now() + trialMs;
+  while (performance.now() < endAt) {
     if (signal.aborted || !onTrial()) return;
+    await sleep(LOOK_MS);
   }
   if (suspect.recoveries >= MAX_RECOVERIES) return;
   await writer.run(

@@ -4,7 +4,7 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
 import { ServerProcess } from '../support/server-process.js';
 import { temporaryFolder } from '../support/wait.js';
-import { callOf, calling, getRun, type Lab, putAgent, resume, runToEnd, startLab, WAIT } from './lab.js';
+import { calling, callOf, getRun, type Lab, putAgent, resume, runToEnd, startLab, WAIT } from './lab.js';
 
 let lab: Lab;
 beforeAll(async () => {

@@ -1,5 +1,5 @@
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { bearer, callOf, calling, follow, type Lab, startLab, WAIT } from './lab.js';
+import { bearer, calling, callOf, follow, type Lab, startLab, WAIT } from './lab.js';
 
 const ALICE = 'alice-key-0123456789';
 const BOB = 'bob-key-0123456789';

@@ -4,8 +4,8 @@ import type { ReplyToolCall } from '../support/model-reply.js';
 import { toolResultsOf } from '../support/request-view.js';
 import { waitFor } from '../support/wait.js';
 import {
-  callOf,
   calling,
+  callOf,
   DIALECTS,
   ended,
   follow,

@@ -3,8 +3,8 @@ import type { JsonObject } from '../support/json-path.js';
 import { toolResultsOf } from '../support/request-view.js';
 import { waitFor } from '../support/wait.js';
 import {
-  callOf,
   calling,
+  callOf,
   DIALECTS,
   ended,
   follow,

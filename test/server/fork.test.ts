@@ -3,8 +3,8 @@ import type { JsonObject } from '../support/json-path.js';
 import { messagesOf } from '../support/request-view.js';
 import type { JsonAnswer } from '../support/server-process.js';
 import {
-  callOf,
   calling,
+  callOf,
   DIALECTS,
   ended,
   getRun,

@@ -2,8 +2,8 @@ import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
 import { within } from '../support/wait.js';
 import {
-  callOf,
   calling,
+  callOf,
   ended,
   follow,
   gate,

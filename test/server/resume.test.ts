@@ -2,8 +2,8 @@ import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
 import { messagesOf } from '../support/request-view.js';
 import {
-  callOf,
   calling,
+  callOf,
   DIALECTS,
   ended,
   follow,

@@ -3,7 +3,7 @@ import SQLite from 'better-sqlite3';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
 import { waitFor } from '../support/wait.js';
-import { callOf, calling, follow, getRun, type Lab, logOf, resume, runToEnd, startLab, startRun } from './lab.js';
+import { calling, callOf, follow, getRun, type Lab, logOf, resume, runToEnd, startLab, startRun } from './lab.js';
 
 let lab: Lab;
 beforeAll(async () => {

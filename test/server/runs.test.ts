@@ -2,8 +2,8 @@ import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
 import { lastUserText, toolResultsOf } from '../support/request-view.js';
 import {
-  callOf,
   calling,
+  callOf,
   DIALECTS,
   ended,
   getRun,

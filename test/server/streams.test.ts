@@ -2,12 +2,12 @@ import { once } from 'node:events';
 import { connect } from 'node:net';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { neverReads } from '../support/never-reads.js';
-import type { SseEvent } from '../support/sse-parser.js';
 import type { SseStream } from '../support/sse-client.js';
+import type { SseEvent } from '../support/sse-parser.js';
 import { waitFor } from '../support/wait.js';
 import {
-  callOf,
   calling,
+  callOf,
   DIALECTS,
   ended,
   follow,
