@@ -1,5 +1,5 @@
 import type { Database } from 'better-sqlite3';
-import { AgentDescriptorSchema, type AgentDescriptor } from '../agent/descriptor.js';
+import { type AgentDescriptor, AgentDescriptorSchema } from '../agent/descriptor.js';
 
 export interface StoredAgent {
   readonly descriptor: AgentDescriptor;
@@ -22,11 +22,17 @@ export class AgentStore {
   }
 
   current(name: string): StoredAgent | undefined {
-    return stored(this.#database.prepare('SELECT descriptor, version, source FROM agents WHERE name = ? AND current = 1').get(name));
+    return stored(
+      this.#database.prepare('SELECT descriptor, version, source FROM agents WHERE name = ? AND current = 1').get(name),
+    );
   }
 
   version(name: string, version: number): StoredAgent | undefined {
-    return stored(this.#database.prepare('SELECT descriptor, version, source FROM agents WHERE name = ? AND version = ?').get(name, version));
+    return stored(
+      this.#database
+        .prepare('SELECT descriptor, version, source FROM agents WHERE name = ? AND version = ?')
+        .get(name, version),
+    );
   }
 
   list(): StoredAgent[] {
@@ -37,15 +43,26 @@ export class AgentStore {
   }
 
   /** Saves a new version, unless the descriptor and its source are what they were. */
-  save(descriptor: AgentDescriptor, source: StoredAgent['source'], nowMs: number): { readonly agent: StoredAgent; readonly created: boolean } {
+  save(
+    descriptor: AgentDescriptor,
+    source: StoredAgent['source'],
+    nowMs: number,
+  ): { readonly agent: StoredAgent; readonly created: boolean } {
     const { name } = descriptor;
     const body = JSON.stringify(descriptor);
-    const current = this.#database.prepare('SELECT descriptor, version, source FROM agents WHERE name = ? AND current = 1').get(name) as Row | undefined;
-    if (current?.descriptor === body && current.source === source && source !== 'api') return { agent: { descriptor, version: current.version, source }, created: false };
-    const last = this.#database.prepare('SELECT max(version) FROM agents WHERE name = ?').pluck().get(name) as number | null;
+    const current = this.#database
+      .prepare('SELECT descriptor, version, source FROM agents WHERE name = ? AND current = 1')
+      .get(name) as Row | undefined;
+    if (current?.descriptor === body && current.source === source && source !== 'api')
+      return { agent: { descriptor, version: current.version, source }, created: false };
+    const last = this.#database.prepare('SELECT max(version) FROM agents WHERE name = ?').pluck().get(name) as
+      | number
+      | null;
     const version = (last ?? 0) + 1;
     this.#database.prepare('UPDATE agents SET current = 0 WHERE name = ?').run(name);
-    this.#database.prepare('INSERT INTO agents (name, version, descriptor, source, created_at, current) VALUES (?, ?, ?, ?, ?, 1)').run(name, version, body, source, nowMs);
+    this.#database
+      .prepare('INSERT INTO agents (name, version, descriptor, source, created_at, current) VALUES (?, ?, ?, ?, ?, 1)')
+      .run(name, version, body, source, nowMs);
     return { agent: { descriptor, version, source }, created: current === undefined };
   }
 

@@ -17,7 +17,9 @@ export class FolderInUseError extends Error {
 /** The folder is missing and cannot be made, or is read-only: there is nothing that a server could promise on it. */
 export class FolderNotWritableError extends Error {
   constructor(dataDir: string, cause: unknown) {
-    super(`The data folder ${dataDir} cannot be written: ${cause instanceof Error ? cause.message : String(cause)}`, { cause });
+    super(`The data folder ${dataDir} cannot be written: ${cause instanceof Error ? cause.message : String(cause)}`, {
+      cause,
+    });
     this.name = 'FolderNotWritableError';
   }
 }
@@ -33,7 +35,10 @@ export class NewerDatabaseError extends Error {
 /** The file is no database, or a damaged one. */
 export class DamagedDatabaseError extends Error {
   constructor(file: string, cause: unknown) {
-    super(`The database ${file} is damaged (${cause instanceof Error ? cause.message : String(cause)}). It was left as it is; restore a backup.`, { cause });
+    super(
+      `The database ${file} is damaged (${cause instanceof Error ? cause.message : String(cause)}). It was left as it is; restore a backup.`,
+      { cause },
+    );
     this.name = 'DamagedDatabaseError';
   }
 }

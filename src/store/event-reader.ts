@@ -8,8 +8,12 @@ export class EventReader {
 
   constructor(reader: Database) {
     this.#run = reader.prepare('SELECT n FROM runs WHERE id = ?').pluck();
-    this.#pages = reader.prepare('SELECT first_seq, body FROM events WHERE run = ? AND last_seq > ? ORDER BY last_seq').raw();
-    this.#newest = reader.prepare('SELECT last_seq, body FROM events WHERE run = ? AND last_seq < ? ORDER BY last_seq DESC LIMIT 1').raw();
+    this.#pages = reader
+      .prepare('SELECT first_seq, body FROM events WHERE run = ? AND last_seq > ? ORDER BY last_seq')
+      .raw();
+    this.#newest = reader
+      .prepare('SELECT last_seq, body FROM events WHERE run = ? AND last_seq < ? ORDER BY last_seq DESC LIMIT 1')
+      .raw();
   }
 
   /** The rows of a run's log, newest first. */

@@ -1,6 +1,6 @@
 import type { Database, Statement } from 'better-sqlite3';
 import type { Run, RunStatus } from '../agent/run.js';
-import { runJson, runOf, RunRowSchema, type RunRow } from './run-rows.js';
+import { type RunRow, RunRowSchema, runJson, runOf } from './run-rows.js';
 
 export interface RunQuery {
   readonly owner: string;
@@ -54,29 +54,49 @@ export class RunReader {
   /** Newest first, stable: the order is that of creation, so a page never shifts. */
   list(query: RunQuery): RunRow[] {
     const { where, values } = conditions(query);
-    const rows = this.#reader.prepare(`SELECT runs.* FROM ${where} ORDER BY runs.n DESC LIMIT ?`).all(...values, query.limit);
+    const rows = this.#reader
+      .prepare(`SELECT runs.* FROM ${where} ORDER BY runs.n DESC LIMIT ?`)
+      .all(...values, query.limit);
     return rows.map((row) => RunRowSchema.parse(row));
   }
 
-  checkpoints(n: number, after: number, limit: number): { n: number; turn: number; seq: number; at: number; turn_count: number; history_length: number }[] {
-    return this.#reader.prepare('SELECT n, turn, seq, at, turn_count, history_length FROM checkpoints WHERE run = ? AND n > ? ORDER BY n LIMIT ?').all(n, after, limit) as never;
+  checkpoints(
+    n: number,
+    after: number,
+    limit: number,
+  ): { n: number; turn: number; seq: number; at: number; turn_count: number; history_length: number }[] {
+    return this.#reader
+      .prepare(
+        'SELECT n, turn, seq, at, turn_count, history_length FROM checkpoints WHERE run = ? AND n > ? ORDER BY n LIMIT ?',
+      )
+      .all(n, after, limit) as never;
   }
 
   /** When the running run that has written nothing for the longest time wrote last; undefined where none runs. */
   stillestAt(): number | undefined {
-    const at = this.#reader.prepare("SELECT min(updated_at) FROM runs WHERE status IN ('running', 'cancelling')").pluck().get() as number | null;
+    const at = this.#reader
+      .prepare("SELECT min(updated_at) FROM runs WHERE status IN ('running', 'cancelling')")
+      .pluck()
+      .get() as number | null;
     return at ?? undefined;
   }
 
   /** How many runs have each status. */
   countByStatus(): ReadonlyMap<string, number> {
-    const rows = this.#reader.prepare("SELECT status, count(*) AS count FROM runs WHERE status IN ('queued', 'running', 'cancelling', 'waiting') GROUP BY status").all();
+    const rows = this.#reader
+      .prepare(
+        "SELECT status, count(*) AS count FROM runs WHERE status IN ('queued', 'running', 'cancelling', 'waiting') GROUP BY status",
+      )
+      .all();
     return new Map((rows as { status: string; count: number }[]).map(({ status, count }) => [status, count]));
   }
 }
 
 /** The tables and conditions of a list, driven by the index that fits the narrowest filter. */
-export function conditions(query: Omit<RunQuery, 'limit'>): { readonly where: string; readonly values: readonly (string | number)[] } {
+export function conditions(query: Omit<RunQuery, 'limit'>): {
+  readonly where: string;
+  readonly values: readonly (string | number)[];
+} {
   const parts = ['runs.owner = ?'];
   const values: (string | number)[] = [query.owner];
   const add = (part: string, value: string | number | undefined): void => {

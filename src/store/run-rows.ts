@@ -1,6 +1,6 @@
 import { z } from 'zod';
 import { FinishReasonSchema } from '../agent/model.js';
-import { RunSchema, RunStatusSchema, type Run } from '../agent/run.js';
+import { type Run, RunSchema, RunStatusSchema } from '../agent/run.js';
 
 /** A row of `runs`, as read. */
 export const RunRowSchema = z.object({
@@ -40,7 +40,17 @@ export const RunRowSchema = z.object({
 export type RunRow = z.infer<typeof RunRowSchema>;
 
 /** The JSON documents that a run may have, one row each in `run_docs`, written only when they change. */
-export const DOC_KINDS = ['request', 'position', 'output', 'partial', 'error', 'interruptions', 'unknown', 'cancellation', 'shims'] as const;
+export const DOC_KINDS = [
+  'request',
+  'position',
+  'output',
+  'partial',
+  'error',
+  'interruptions',
+  'unknown',
+  'cancellation',
+  'shims',
+] as const;
 export type DocKind = (typeof DOC_KINDS)[number];
 
 /** What was asked for when the run was made, as far as later attempts need it. */

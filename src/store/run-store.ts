@@ -1,13 +1,16 @@
-import type { Database, Statement } from 'better-sqlite3';
-import { z } from 'zod';
-import { CancelledFirstError, PositionSchema, ToolCallRecordSchema, type AttemptEnd, type Checkpoint, type HistoryDelta, type Position, type SavedState, type ToolCallRecord } from '../agent/journal.js';
-import { isEphemeral, ItemKindSchema, kindOf, reviveItem, type HistoryItem, type ModelResponse } from '../agent/messages.js';
-import { UsageSchema, type Usage } from '../agent/model.js';
-import { HandedOverError } from '../agent/run-errors.js';
+import {
+  type AttemptEnd,
+  CancelledFirstError,
+  type Checkpoint,
+  type Position,
+  type SavedState,
+} from '../agent/journal.js';
+import type { HistoryItem } from '../agent/messages.js';
+import type { Usage } from '../agent/model.js';
 import { RUN_TRANSITIONS, type RunStatus } from '../agent/run.js';
-import { deepFreeze } from '../agent/json.js';
-import { PromptSpecSchema } from '../agent/template.js';
-import { RequestDocSchema, RunRowSchema, type DocKind, type RequestDoc, type RunRow } from './run-rows.js';
+import { HandedOverError } from '../agent/run-errors.js';
+import { type CheckpointRow, ConversationStore } from './conversation-store.js';
+import { type RequestDoc, RequestDocSchema, type RunRow, RunRowSchema } from './run-rows.js';
 
 /** A status change that the present status does not allow: somebody else came first. */
 export class TransitionRefusedError extends Error {
@@ -37,121 +40,85 @@ export interface NewRun {
   readonly idempotency?: { readonly key: string; readonly bodyHash: string } | undefined;
 }
 
-const CheckpointRowSchema = z.object({
-  n: z.int(),
-  run: z.int(),
-  seq: z.int(),
-  turn: z.int(),
-  at: z.int(),
-  turn_count: z.int(),
-  turn_end: z.int(),
-  history_gen: z.int(),
-  history_n: z.int(),
-  history_length: z.int(),
-  state_n: z.int(),
-  response_n: z.int(),
-  agent: z.string(),
-  seen_agents: z.string(),
-});
-export type CheckpointRow = z.infer<typeof CheckpointRowSchema>;
-
 /**
  * The runs and everything of theirs; one truth per fact. Each method is called inside a transaction of the writer and makes
  * its change a compare-and-set: on the epoch of the run's owner for the driver of a run, on the status for everybody else.
  */
-export class RunStore {
-  readonly #database: Database;
-  readonly #statements = new Map<string, Statement>();
-
-  constructor(database: Database) {
-    this.#database = database;
-  }
-
-  #sql(text: string): Statement {
-    let statement = this.#statements.get(text);
-    if (statement === undefined) {
-      statement = this.#database.prepare(text);
-      this.#statements.set(text, statement);
-    }
-    return statement;
-  }
-
+export class RunStore extends ConversationStore {
   find(id: string): RunRow | undefined {
-    const row = this.#sql('SELECT * FROM runs WHERE id = ?').get(id);
+    const row = this.sql('SELECT * FROM runs WHERE id = ?').get(id);
     return row === undefined ? undefined : RunRowSchema.parse(row);
   }
 
   /** The run that a key made before, with the hash of the body it was made with. */
   findByKey(owner: string, key: string): { readonly id: string; readonly bodyHash: string } | undefined {
-    const row = this.#sql('SELECT runs.id AS id, body_hash AS bodyHash FROM idempotency JOIN runs ON runs.n = idempotency.run WHERE idempotency.owner = ? AND key = ?').get(owner, key);
+    const row = this.sql(
+      'SELECT runs.id AS id, body_hash AS bodyHash FROM idempotency JOIN runs ON runs.n = idempotency.run WHERE idempotency.owner = ? AND key = ?',
+    ).get(owner, key);
     return row as { id: string; bodyHash: string } | undefined;
   }
 
   /** The child that a tool call of a parent started. */
   findChild(parent: string, toolCallId: string): RunRow | undefined {
-    const row = this.#sql('SELECT * FROM runs WHERE parent = ? AND parent_call = ?').get(parent, toolCallId);
+    const row = this.sql('SELECT * FROM runs WHERE parent = ? AND parent_call = ?').get(parent, toolCallId);
     return row === undefined ? undefined : RunRowSchema.parse(row);
   }
 
   /** Makes a run with its first events, its input as a checkpoint, and its idempotency key, all at once. */
   create(run: NewRun): number {
     const { nowMs, position, forkedFrom, parent } = run;
-    const insert = this.#sql(
+    const insert = this.sql(
       `INSERT INTO runs (id, owner, agent, agent_version, status, last_seq, history_length, usage, created_at, updated_at, turn_count, parent, parent_call, depth, forked_from, forked_turn)
        VALUES (?, ?, ?, ?, 'queued', ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
     );
     const turnCount = forkedFrom?.checkpoint.turn_count ?? 0;
     const n = Number(
       insert.run(
-        run.id, run.owner, run.agent, run.agentVersion, run.lines.length, JSON.stringify(run.usage), nowMs, nowMs, turnCount,
-        parent?.runId ?? null, parent?.toolCallId ?? null, parent?.depth ?? 0, forkedFrom?.run.id ?? null, forkedFrom?.checkpoint.turn ?? null,
+        run.id,
+        run.owner,
+        run.agent,
+        run.agentVersion,
+        run.lines.length,
+        JSON.stringify(run.usage),
+        nowMs,
+        nowMs,
+        turnCount,
+        parent?.runId ?? null,
+        parent?.toolCallId ?? null,
+        parent?.depth ?? 0,
+        forkedFrom?.run.id ?? null,
+        forkedFrom?.checkpoint.turn ?? null,
       ).lastInsertRowid,
     );
     this.putDoc(n, 'request', JSON.stringify(run.request));
-    for (const [key, value] of Object.entries(run.request.metadata)) this.#sql('INSERT INTO run_metadata (k, v, run) VALUES (?, ?, ?)').run(key, value, n);
+    for (const [key, value] of Object.entries(run.request.metadata))
+      this.sql('INSERT INTO run_metadata (k, v, run) VALUES (?, ?, ?)').run(key, value, n);
     if (run.idempotency !== undefined) {
-      this.#sql('INSERT INTO idempotency (owner, key, run, body_hash) VALUES (?, ?, ?, ?)').run(run.owner, run.idempotency.key, n, run.idempotency.bodyHash);
+      this.sql('INSERT INTO idempotency (owner, key, run, body_hash) VALUES (?, ?, ?, ?)').run(
+        run.owner,
+        run.idempotency.key,
+        n,
+        run.idempotency.bodyHash,
+      );
     }
-    if (forkedFrom === undefined) this.#putState(n, 'instructions', JSON.stringify(run.instructions));
-    else this.#copyState(n, forkedFrom.run.n, forkedFrom.checkpoint);
+    if (forkedFrom === undefined) this.putState(n, 'instructions', JSON.stringify(run.instructions));
+    else this.copyState(n, forkedFrom.run.n, forkedFrom.checkpoint);
     this.insertEvents(n, 1, run.lines);
-    this.#append(n, 0, run.items);
-    this.#putPosition(n, position);
-    this.#putCheckpoint(n, { seq: run.lines.length, turnEnd: false, nowMs, position });
+    this.append(n, 0, run.items);
+    this.putPosition(n, position);
+    this.putCheckpoint(n, { seq: run.lines.length, turnEnd: false, nowMs, position });
     return n;
-  }
-
-  #copyState(n: number, source: number, checkpoint: CheckpointRow): void {
-    this.#sql(
-      `INSERT INTO state_values (run, name, body) SELECT ?, name, body FROM state_values
-       WHERE n IN (SELECT max(n) FROM state_values WHERE run = ? AND n <= ? GROUP BY name) AND body IS NOT NULL ORDER BY n`,
-    ).run(n, source, checkpoint.state_n);
-    this.#sql('INSERT INTO responses (run, body) SELECT ?, body FROM responses WHERE run = ? AND n <= ? ORDER BY n').run(n, source, checkpoint.response_n);
-    this.#sql(
-      `INSERT INTO history (run, gen, kind, ephemeral, body) SELECT ?, 0, kind, 0, body FROM history
-       WHERE run = ? AND gen = ? AND n <= ? AND ephemeral = 0 ORDER BY n`,
-    ).run(n, source, checkpoint.history_gen, checkpoint.history_n);
-    this.#sql('INSERT INTO state_now (run, name, body) SELECT run, name, body FROM state_values WHERE run = ?').run(n);
-    this.#sql(
-      `UPDATE runs SET history_length = (SELECT count(*) FROM history WHERE run = ?), response_count = (SELECT count(*) FROM responses WHERE run = ?),
-         history_n = coalesce((SELECT max(n) FROM history WHERE run = ? AND gen = 0), 0), response_n = coalesce((SELECT max(n) FROM responses WHERE run = ?), 0),
-         state_n = coalesce((SELECT max(n) FROM state_values WHERE run = ?), 0) WHERE n = ?`,
-    ).run(n, n, n, n, n, n);
   }
 
   insertEvents(n: number, firstSeq: number, lines: readonly string[]): void {
     if (lines.length === 0) return;
     const body = lines.map((line, index) => `{"seq":${firstSeq + index},${line}`).join('\n');
-    this.#sql('INSERT INTO events (run, first_seq, last_seq, body) VALUES (?, ?, ?, ?)').run(n, firstSeq, firstSeq + lines.length - 1, body);
-  }
-
-  putDoc(n: number, kind: DocKind, body: string | undefined): void {
-    if (body === undefined) this.#sql('DELETE FROM run_docs WHERE run = ? AND kind = ?').run(n, kind);
-    else this.#sql('INSERT INTO run_docs (run, kind, body) VALUES (?, ?, ?) ON CONFLICT (run, kind) DO UPDATE SET body = excluded.body').run(n, kind, body);
-  }
-
-  doc(n: number, kind: DocKind): string | undefined {
-    return this.#sql('SELECT body FROM run_docs WHERE run = ? AND kind = ?').pluck().get(n, kind) as string | undefined;
+    this.sql('INSERT INTO events (run, first_seq, last_seq, body) VALUES (?, ?, ?, ?)').run(
+      n,
+      firstSeq,
+      firstSeq + lines.length - 1,
+      body,
+    );
   }
 
   /**
@@ -159,7 +126,9 @@ export class RunStore {
    * @throws HandedOverError when the epoch is stale: another owner has the run
    */
   appendEvents(n: number, epoch: number, lines: readonly string[], nowMs: number): number {
-    const row = this.#sql('UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? AND epoch = ? RETURNING last_seq').get(lines.length, nowMs, n, epoch);
+    const row = this.sql(
+      'UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? AND epoch = ? RETURNING last_seq',
+    ).get(lines.length, nowMs, n, epoch);
     if (row === undefined) throw new HandedOverError(`run ${n} has another owner than epoch ${epoch}`);
     const lastSeq = (row as { last_seq: number }).last_seq;
     this.insertEvents(n, lastSeq - lines.length + 1, lines);
@@ -168,7 +137,9 @@ export class RunStore {
 
   /** Adds a sub-agent's events to the log of a run above it, while that one goes on. @returns its new last seq */
   appendMirrored(n: number, lines: readonly string[], nowMs: number): number | undefined {
-    const row = this.#sql("UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? AND status IN ('running', 'cancelling') RETURNING last_seq").get(lines.length, nowMs, n);
+    const row = this.sql(
+      "UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? AND status IN ('running', 'cancelling') RETURNING last_seq",
+    ).get(lines.length, nowMs, n);
     if (row === undefined) return undefined;
     const lastSeq = (row as { last_seq: number }).last_seq;
     this.insertEvents(n, lastSeq - lines.length + 1, lines);
@@ -177,153 +148,93 @@ export class RunStore {
 
   /** Adds events outside an attempt. @returns the new last seq */
   addEvents(n: number, lines: readonly string[], nowMs: number): number {
-    const lastSeq = this.#sql('UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? RETURNING last_seq').pluck().get(lines.length, nowMs, n) as number;
+    const lastSeq = this.sql('UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? RETURNING last_seq')
+      .pluck()
+      .get(lines.length, nowMs, n) as number;
     this.insertEvents(n, lastSeq - lines.length + 1, lines);
     return lastSeq;
   }
 
   /** Adds a checkpoint as the run's owner; its events were appended before. @throws CancelledFirstError */
-  applyCheckpoint(n: number, checkpoint: Checkpoint, at: { readonly seq: number; readonly nowMs: number; readonly responseIds: ReadonlySet<string> }): void {
+  applyCheckpoint(
+    n: number,
+    checkpoint: Checkpoint,
+    at: { readonly seq: number; readonly nowMs: number; readonly responseIds: ReadonlySet<string> },
+  ): void {
     const { position, turnCount } = checkpoint;
-    if (checkpoint.settles === true && this.#sql("UPDATE runs SET settled = 1 WHERE n = ? AND status = 'running'").run(n).changes === 0) throw new CancelledFirstError();
-    if (checkpoint.instructions !== undefined) this.#putState(n, 'instructions', JSON.stringify(checkpoint.instructions));
-    for (const { key, json } of checkpoint.state) this.#putState(n, `state:${key}`, json ?? null);
+    if (
+      checkpoint.settles === true &&
+      this.sql("UPDATE runs SET settled = 1 WHERE n = ? AND status = 'running'").run(n).changes === 0
+    )
+      throw new CancelledFirstError();
+    if (checkpoint.instructions !== undefined)
+      this.putState(n, 'instructions', JSON.stringify(checkpoint.instructions));
+    for (const { key, json } of checkpoint.state) this.putState(n, `state:${key}`, json ?? null);
     let responseN: number | bigint | undefined;
-    for (const response of checkpoint.responses) responseN = this.#sql('INSERT INTO responses (run, body) VALUES (?, ?)').run(n, JSON.stringify(response)).lastInsertRowid;
-    this.#applyHistory(n, checkpoint.history, at.responseIds);
+    for (const response of checkpoint.responses)
+      responseN = this.sql('INSERT INTO responses (run, body) VALUES (?, ?)').run(
+        n,
+        JSON.stringify(response),
+      ).lastInsertRowid;
+    this.applyHistory(n, checkpoint.history, at.responseIds);
     // The count of executions since the last progress begins again with the one that is going on.
-    const progress = checkpoint.responses.length > 0 || checkpoint.turnEnd === true || checkpoint.toolCalls.some((call) => call.state === 'done');
-    this.#sql(
+    const progress =
+      checkpoint.responses.length > 0 ||
+      checkpoint.turnEnd === true ||
+      checkpoint.toolCalls.some((call) => call.state === 'done');
+    this.sql(
       'UPDATE runs SET turn_count = ?, usage = ?, crashes = CASE WHEN ? THEN 1 ELSE crashes END, response_count = response_count + ?, response_n = coalesce(?, response_n) WHERE n = ?',
-    ).run(turnCount, JSON.stringify(checkpoint.usage), progress ? 1 : 0, checkpoint.responses.length, responseN ?? null, n);
-    this.#putPosition(n, position);
-    if (position.at !== 'tools') this.#sql('DELETE FROM tool_calls WHERE run = ?').run(n);
+    ).run(
+      turnCount,
+      JSON.stringify(checkpoint.usage),
+      progress ? 1 : 0,
+      checkpoint.responses.length,
+      responseN ?? null,
+      n,
+    );
+    this.putPosition(n, position);
+    if (position.at !== 'tools') this.sql('DELETE FROM tool_calls WHERE run = ?').run(n);
     else for (const call of checkpoint.toolCalls) this.putCall(n, call);
     if (checkpoint.unknownToolCalls !== undefined && checkpoint.unknownToolCalls.length > 0) {
       const known = JSON.parse(this.doc(n, 'unknown') ?? '[]') as unknown[];
       this.putDoc(n, 'unknown', JSON.stringify([...known, ...checkpoint.unknownToolCalls]));
     }
-    if (checkpoint.turnEnd === true) this.#putCheckpoint(n, { seq: at.seq, turnEnd: true, nowMs: at.nowMs, position });
-  }
-
-  putCall(n: number, call: ToolCallRecord): void {
-    this.#sql('INSERT INTO tool_calls (run, tool_call_id, idx, body) VALUES (?, ?, ?, ?) ON CONFLICT (run, tool_call_id) DO UPDATE SET body = excluded.body').run(n, call.toolCallId, call.index, JSON.stringify(call));
-  }
-
-  calls(n: number): ToolCallRecord[] {
-    const rows = this.#sql('SELECT body FROM tool_calls WHERE run = ? ORDER BY idx').pluck().all(n) as string[];
-    return rows.map((body) => ToolCallRecordSchema.parse(JSON.parse(body)));
-  }
-
-  dropCalls(n: number): void {
-    this.#sql('DELETE FROM tool_calls WHERE run = ?').run(n);
+    if (checkpoint.turnEnd === true) this.putCheckpoint(n, { seq: at.seq, turnEnd: true, nowMs: at.nowMs, position });
   }
 
   /** Something of the run changed that no event tells. */
   touch(n: number, nowMs: number): void {
-    this.#sql('UPDATE runs SET version = version + 1, updated_at = ? WHERE n = ?').run(nowMs, n);
+    this.sql('UPDATE runs SET version = version + 1, updated_at = ? WHERE n = ?').run(nowMs, n);
   }
 
   /** The runs below a run, at any depth. */
   descendants(runId: string): RunRow[] {
-    const rows = this.#sql('WITH RECURSIVE below(id) AS (SELECT id FROM runs WHERE parent = ? UNION SELECT runs.id FROM runs JOIN below ON runs.parent = below.id) SELECT runs.* FROM runs JOIN below ON runs.id = below.id').all(runId);
+    const rows = this.sql(
+      'WITH RECURSIVE below(id) AS (SELECT id FROM runs WHERE parent = ? UNION SELECT runs.id FROM runs JOIN below ON runs.parent = below.id) SELECT runs.* FROM runs JOIN below ON runs.id = below.id',
+    ).all(runId);
     return rows.map((row) => RunRowSchema.parse(row));
   }
 
   unfinishedChildren(runId: string): number {
-    return this.#sql("SELECT count(*) FROM runs WHERE parent = ? AND status IN ('queued', 'running', 'cancelling', 'waiting')").pluck().get(runId) as number;
+    return this.sql(
+      "SELECT count(*) FROM runs WHERE parent = ? AND status IN ('queued', 'running', 'cancelling', 'waiting')",
+    )
+      .pluck()
+      .get(runId) as number;
   }
 
   /** The newest rows of a run's log, newest first: what an interrupted attempt was doing stands at the end. */
   lastEventBodies(n: number, limit: number): string[] {
-    return this.#sql('SELECT body FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT ?').pluck().all(n, limit) as string[];
+    return this.sql('SELECT body FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT ?')
+      .pluck()
+      .all(n, limit) as string[];
   }
 
   /** Runs that no end was written for, oldest first. */
   unfinished(): RunRow[] {
-    return this.#sql("SELECT * FROM runs WHERE status IN ('queued', 'running', 'cancelling', 'waiting') ORDER BY n").all().map((row) => RunRowSchema.parse(row));
-  }
-
-  /** Adds items to a history outside an attempt (a resume's input). */
-  appendItems(n: number, items: readonly HistoryItem[]): void {
-    this.#append(n, this.#gen(n), items);
-  }
-
-  dropEphemeral(n: number): void {
-    const gen = this.#gen(n);
-    const { changes } = this.#sql('UPDATE history SET gone = 1 WHERE run = ? AND gen = ? AND ephemeral = 1 AND gone = 0').run(n, gen);
-    if (changes > 0) this.#sql('UPDATE runs SET history_length = history_length - ? WHERE n = ?').run(changes, n);
-  }
-
-  #gen(n: number): number {
-    return this.#sql('SELECT history_gen FROM runs WHERE n = ?').pluck().get(n) as number;
-  }
-
-  #applyHistory(n: number, delta: HistoryDelta | undefined, stored: ReadonlySet<string>): void {
-    if (delta === undefined) return;
-    if (delta.mode === 'replace') {
-      const gen = this.#sql('UPDATE runs SET history_gen = history_gen + 1, history_length = 0 WHERE n = ? RETURNING history_gen').pluck().get(n) as number;
-      this.#append(n, gen, delta.items, stored);
-      return;
-    }
-    if (delta.dropEphemeral) this.dropEphemeral(n);
-    if (delta.items.length > 0) this.#append(n, this.#gen(n), delta.items, stored);
-  }
-
-  #append(n: number, gen: number, items: readonly HistoryItem[], stored: ReadonlySet<string> = NO_RESPONSES): void {
-    if (items.length === 0) return;
-    const insert = this.#sql('INSERT INTO history (run, gen, kind, ephemeral, body) VALUES (?, ?, ?, ?, ?)');
-    let last: number | bigint = 0;
-    for (const item of items) last = insert.run(n, gen, kindOf(item), isEphemeral(item) ? 1 : 0, bodyOf(item, stored)).lastInsertRowid;
-    this.#sql('UPDATE runs SET history_length = history_length + ?, history_n = ? WHERE n = ?').run(items.length, last, n);
-  }
-
-  #putState(n: number, name: string, body: string | null): void {
-    const { lastInsertRowid } = this.#sql('INSERT INTO state_values (run, name, body) VALUES (?, ?, ?)').run(n, name, body);
-    if (body === null) this.#sql('DELETE FROM state_now WHERE run = ? AND name = ?').run(n, name);
-    else this.#sql('INSERT INTO state_now (run, name, body) VALUES (?, ?, ?) ON CONFLICT (run, name) DO UPDATE SET body = excluded.body').run(n, name, body);
-    this.#sql('UPDATE runs SET state_n = ? WHERE n = ?').run(lastInsertRowid, n);
-  }
-
-  #putPosition(n: number, position: Position): void {
-    this.putDoc(n, 'position', JSON.stringify(position));
-  }
-
-  putPosition(n: number, position: Position): void {
-    this.#putPosition(n, position);
-  }
-
-  /** Marks a boundary from which a fork can start: it remembers how far each append-only table had grown for this run. */
-  #putCheckpoint(n: number, at: { seq: number; turnEnd: boolean; nowMs: number; position: Position }): void {
-    this.#sql(
-      `INSERT INTO checkpoints (run, seq, turn, at, turn_count, turn_end, history_gen, history_n, history_length, state_n, response_n, agent, seen_agents)
-       SELECT n, ?, turn_count, ?, turn_count, ?, history_gen, history_n, history_length, state_n, response_n, ?, ? FROM runs WHERE n = ?`,
-    ).run(at.seq, at.nowMs, at.turnEnd ? 1 : 0, at.position.agents.at(-1) ?? '', JSON.stringify(at.position.seenAgents), n);
-  }
-
-  /** Whether the history at a checkpoint ends in a user or tool message, so that a model call can follow at once. */
-  endsOpen(n: number, checkpoint: CheckpointRow): boolean {
-    const row = this.#sql('SELECT kind, body FROM history WHERE run = ? AND gen = ? AND n <= ? AND ephemeral = 0 ORDER BY n DESC LIMIT 1').get(n, checkpoint.history_gen, checkpoint.history_n) as
-      | { kind: string; body: string }
-      | undefined;
-    if (row === undefined || row.kind === 'response') return false;
-    if (row.kind !== 'message') return true;
-    const { role } = JSON.parse(row.body) as { role: string };
-    return role === 'user' || role === 'tool';
-  }
-
-  /** A resume's or fork's input is a checkpoint of its own (R79). */
-  markCheckpoint(n: number, seq: number, nowMs: number, position: Position): void {
-    this.#putCheckpoint(n, { seq, turnEnd: false, nowMs, position });
-  }
-
-  /** The checkpoint at the end of a model turn, or the last one there is; turn 0 is the creation. */
-  checkpointAt(n: number, turn: number | undefined): CheckpointRow | undefined {
-    const row =
-      turn === undefined
-        ? this.#sql('SELECT * FROM checkpoints WHERE run = ? ORDER BY n DESC LIMIT 1').get(n)
-        : this.#sql('SELECT * FROM checkpoints WHERE run = ? AND turn = ? AND (turn_end = 1 OR turn = 0) ORDER BY n LIMIT 1').get(n, turn);
-    return row === undefined ? undefined : CheckpointRowSchema.parse(row);
+    return this.sql("SELECT * FROM runs WHERE status IN ('queued', 'running', 'cancelling', 'waiting') ORDER BY n")
+      .all()
+      .map((row) => RunRowSchema.parse(row));
   }
 
   /**
@@ -331,28 +242,28 @@ export class RunStore {
    * @throws TransitionRefusedError
    */
   transition(n: number, to: RunStatus, nowMs: number): RunRow {
-    const row = RunRowSchema.parse(this.#sql('SELECT * FROM runs WHERE n = ?').get(n));
+    const row = RunRowSchema.parse(this.sql('SELECT * FROM runs WHERE n = ?').get(n));
     if (!RUN_TRANSITIONS[row.status].includes(to)) throw new TransitionRefusedError(row, to);
     const ended = to === 'completed' || to === 'failed' || to === 'cancelled';
-    this.#sql('UPDATE runs SET status = ?, version = version + 1, updated_at = ?, finished_at = ?, settled = CASE WHEN ? THEN 0 ELSE settled END WHERE n = ? AND status = ?').run(
-      to, nowMs, ended ? nowMs : null, ended || to === 'waiting' || to === 'queued' ? 1 : 0, n, row.status,
-    );
+    this.sql(
+      'UPDATE runs SET status = ?, version = version + 1, updated_at = ?, finished_at = ?, settled = CASE WHEN ? THEN 0 ELSE settled END WHERE n = ? AND status = ?',
+    ).run(to, nowMs, ended ? nowMs : null, ended || to === 'waiting' || to === 'queued' ? 1 : 0, n, row.status);
     return row;
   }
 
   /** Whether a run has ended, or is gone. */
   isOver(id: string): boolean {
-    const status = this.#sql('SELECT status FROM runs WHERE id = ?').pluck().get(id) as string | undefined;
+    const status = this.sql('SELECT status FROM runs WHERE id = ?').pluck().get(id) as string | undefined;
     return status === undefined || status === 'completed' || status === 'failed' || status === 'cancelled';
   }
 
   isCancelling(n: number): boolean {
-    return this.#sql('SELECT status FROM runs WHERE n = ?').pluck().get(n) === 'cancelling';
+    return this.sql('SELECT status FROM runs WHERE n = ?').pluck().get(n) === 'cancelling';
   }
 
   /** Begins or takes over an attempt: a new epoch, so no earlier owner can write any more; counted before it is executed. */
   takeLease(n: number, nowMs: number): { readonly epoch: number; readonly crashes: number } {
-    const row = this.#sql(
+    const row = this.sql(
       `UPDATE runs SET epoch = epoch + 1, crashes = crashes + 1, started_at = coalesce(started_at, ?) WHERE n = ? RETURNING epoch, crashes`,
     ).get(nowMs, n);
     return row as { epoch: number; crashes: number };
@@ -360,24 +271,32 @@ export class RunStore {
 
   /** The owner gives the run back in good order: the next start goes on with it, and nothing counts as a crash. */
   releaseLease(n: number, epoch: number): void {
-    this.#sql('UPDATE runs SET crashes = 0 WHERE n = ? AND epoch = ?').run(n, epoch);
+    this.sql('UPDATE runs SET crashes = 0 WHERE n = ? AND epoch = ?').run(n, epoch);
   }
 
   /** An execution that did no harm is not counted, if nothing else has changed the count. */
   acquit(n: number, crashes: number): void {
-    this.#sql('UPDATE runs SET crashes = crashes - 1 WHERE n = ? AND crashes = ?').run(n, crashes);
+    this.sql('UPDATE runs SET crashes = crashes - 1 WHERE n = ? AND crashes = ?').run(n, crashes);
   }
 
   raiseAttempt(n: number): number {
-    return this.#sql("UPDATE runs SET attempt = attempt + 1, crashes = 0, finish_reason = NULL WHERE n = ? RETURNING attempt").pluck().get(n) as number;
+    return this.sql(
+      'UPDATE runs SET attempt = attempt + 1, crashes = 0, finish_reason = NULL WHERE n = ? RETURNING attempt',
+    )
+      .pluck()
+      .get(n) as number;
   }
 
   raiseRecoveries(n: number): void {
-    this.#sql('UPDATE runs SET recoveries = recoveries + 1, version = version + 1 WHERE n = ?').run(n);
+    this.sql('UPDATE runs SET recoveries = recoveries + 1, version = version + 1 WHERE n = ?').run(n);
   }
 
   /** Writes the one end of an attempt. @throws CancelledFirstError when a cancel came first */
-  applyEnd(n: number, end: AttemptEnd, at: { readonly seq: number; readonly attempt: number; readonly nowMs: number }): void {
+  applyEnd(
+    n: number,
+    end: AttemptEnd,
+    at: { readonly seq: number; readonly attempt: number; readonly nowMs: number },
+  ): void {
     try {
       this.transition(n, end.status, at.nowMs);
     } catch (error) {
@@ -385,11 +304,20 @@ export class RunStore {
       throw error;
     }
     this.putEndDocs(n, end);
-    if (end.status !== 'waiting') this.#sql('INSERT INTO endings (run, attempt, seq, status) VALUES (?, ?, ?, ?)').run(n, at.attempt, at.seq, end.status);
+    if (end.status !== 'waiting')
+      this.sql('INSERT INTO endings (run, attempt, seq, status) VALUES (?, ?, ?, ?)').run(
+        n,
+        at.attempt,
+        at.seq,
+        end.status,
+      );
   }
 
   putEndDocs(n: number, end: AttemptEnd): void {
-    this.#sql('UPDATE runs SET finish_reason = ? WHERE n = ?').run(end.status === 'completed' ? end.finishReason : null, n);
+    this.sql('UPDATE runs SET finish_reason = ? WHERE n = ?').run(
+      end.status === 'completed' ? end.finishReason : null,
+      n,
+    );
     const output = end.status === 'completed' || end.status === 'failed' ? end.output : undefined;
     this.putDoc(n, 'output', output === undefined ? undefined : JSON.stringify(output));
     this.putDoc(n, 'error', end.status === 'failed' ? JSON.stringify(end.error) : undefined);
@@ -400,87 +328,54 @@ export class RunStore {
   }
 
   putUsage(n: number, usage: Usage): void {
-    this.#sql('UPDATE runs SET usage = ? WHERE n = ?').run(JSON.stringify(usage), n);
+    this.sql('UPDATE runs SET usage = ? WHERE n = ?').run(JSON.stringify(usage), n);
   }
 
   request(n: number): RequestDoc {
     return RequestDocSchema.parse(JSON.parse(this.doc(n, 'request') ?? '{}'));
   }
 
-  position(n: number): Position {
-    return PositionSchema.parse(JSON.parse(this.doc(n, 'position') ?? 'null'));
-  }
-
-  /** Everything that the loop takes up, read back as it was stored. */
-  load(n: number): SavedState {
-    const row = RunRowSchema.parse(this.#sql('SELECT * FROM runs WHERE n = ?').get(n));
-    const responses = (this.#sql('SELECT body FROM responses WHERE run = ? ORDER BY n').pluck().all(n) as string[]).map((body) => deepFreeze(JSON.parse(body) as ModelResponse));
-    const byCall = new Map(responses.map((response) => [response.modelCallId, response]));
-    const items = this.#sql('SELECT kind, body FROM history WHERE run = ? AND gen = ? AND gone = 0 ORDER BY n').all(n, row.history_gen) as { kind: string; body: string }[];
-    const { instructions, state } = this.#loadState(n);
-    return {
-      instructions,
-      history: items.map(({ kind, body }) => revive(kind, body, byCall)),
-      responses,
-      state,
-      turnCount: row.turn_count,
-      usage: UsageSchema.parse(JSON.parse(row.usage)),
-      position: this.position(n),
-      toolCalls: this.calls(n),
-    };
-  }
-
-  #loadState(n: number): Pick<SavedState, 'instructions' | 'state'> {
-    const rows = this.#sql('SELECT name, body FROM state_now WHERE run = ?').all(n) as { name: string; body: string }[];
-    const state = new Map<string, string>();
-    let instructions: SavedState['instructions'] = '';
-    for (const { name, body } of rows) {
-      if (name === 'instructions') instructions = z.union([z.string(), PromptSpecSchema]).parse(JSON.parse(body));
-      else state.set(name.slice('state:'.length), body);
-    }
-    return { instructions, state };
-  }
-
   /** Finished runs that ended before a time, oldest first; with `events` only those that have more of them than the last. */
   endedBefore(ms: number, limit: number, events: boolean): RunRow[] {
     const having = events ? 'AND oldest_seq < last_seq' : '';
-    return this.#sql(`SELECT * FROM runs WHERE finished_at IS NOT NULL AND finished_at < ? ${having} ORDER BY finished_at LIMIT ?`)
+    return this.sql(
+      `SELECT * FROM runs WHERE finished_at IS NOT NULL AND finished_at < ? ${having} ORDER BY finished_at LIMIT ?`,
+    )
       .all(ms, limit)
       .map((row) => RunRowSchema.parse(row));
   }
 
   /** Takes the events of a run that is over out of its log, all but the last one: how it ended can still be streamed. */
   pruneEvents(n: number): void {
-    const last = this.#sql('SELECT n, last_seq, body FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT 1').get(n) as { n: number; last_seq: number; body: string } | undefined;
+    const last = this.sql('SELECT n, last_seq, body FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT 1').get(n) as
+      | { n: number; last_seq: number; body: string }
+      | undefined;
     if (last === undefined) return;
-    this.#sql('DELETE FROM events WHERE run = ? AND n <> ?').run(n, last.n);
-    this.#sql('UPDATE events SET first_seq = last_seq, body = ? WHERE n = ?').run(last.body.slice(last.body.lastIndexOf('\n') + 1), last.n);
-    this.#sql('UPDATE runs SET oldest_seq = last_seq WHERE n = ?').run(n);
+    this.sql('DELETE FROM events WHERE run = ? AND n <> ?').run(n, last.n);
+    this.sql('UPDATE events SET first_seq = last_seq, body = ? WHERE n = ?').run(
+      last.body.slice(last.body.lastIndexOf('\n') + 1),
+      last.n,
+    );
+    this.sql('UPDATE runs SET oldest_seq = last_seq WHERE n = ?').run(n);
   }
 
   /** Removes a run and everything of it. */
   purge(n: number): void {
-    for (const table of ['run_docs', 'run_metadata', 'events', 'endings', 'history', 'responses', 'state_values', 'state_now', 'checkpoints', 'tool_calls', 'idempotency']) {
-      this.#sql(`DELETE FROM ${table} WHERE run = ?`).run(n);
+    for (const table of [
+      'run_docs',
+      'run_metadata',
+      'events',
+      'endings',
+      'history',
+      'responses',
+      'state_values',
+      'state_now',
+      'checkpoints',
+      'tool_calls',
+      'idempotency',
+    ]) {
+      this.sql(`DELETE FROM ${table} WHERE run = ?`).run(n);
     }
-    this.#sql('DELETE FROM runs WHERE n = ?').run(n);
+    this.sql('DELETE FROM runs WHERE n = ?').run(n);
   }
-}
-
-const NO_RESPONSES: ReadonlySet<string> = new Set();
-
-/** A response that stands in `responses` already is only named by the history, so that its bytes are written once. */
-function bodyOf(item: HistoryItem, stored: ReadonlySet<string>): string {
-  if (kindOf(item) !== 'response') return JSON.stringify(item);
-  const { modelCallId } = item as ModelResponse;
-  return JSON.stringify(stored.has(modelCallId) ? modelCallId : item);
-}
-
-function revive(kind: string, body: string, responses: ReadonlyMap<string, ModelResponse>): HistoryItem {
-  const itemKind = ItemKindSchema.parse(kind);
-  if (itemKind !== 'response') return reviveItem(itemKind, body);
-  if (body.startsWith('{')) return reviveItem(itemKind, body);
-  const response = responses.get(JSON.parse(body) as string);
-  if (response === undefined) throw new Error(`The history names a response that is not there: ${body}`);
-  return response;
 }

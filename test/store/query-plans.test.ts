@@ -6,7 +6,7 @@ import { NO_USAGE } from '../../src/agent/model.js';
 import { AgentStore } from '../../src/store/agent-store.js';
 import { openDatabase, openReader } from '../../src/store/database.js';
 import { EventReader } from '../../src/store/event-reader.js';
-import { RunReader, type RunQuery } from '../../src/store/run-reader.js';
+import { type RunQuery, RunReader } from '../../src/store/run-reader.js';
 import { type NewRun, RunStore } from '../../src/store/run-store.js';
 import { temporaryFolder } from '../support/wait.js';
 
@@ -46,8 +46,17 @@ function watched<T extends object>(object: T, called: Set<string>): T {
   });
 }
 
+/** What a store does for itself and its subclass: asked through the public functions. */
+const PROTECTED = ['sql', 'append', 'applyHistory', 'copyState', 'putCheckpoint', 'putState'];
+
 function methodsOf(type: { readonly prototype: object }): string[] {
-  return Object.getOwnPropertyNames(type.prototype).filter((name) => name !== 'constructor');
+  const names: string[] = [];
+  for (let proto: object = type.prototype; proto !== Object.prototype; proto = Object.getPrototypeOf(proto) as object) {
+    names.push(
+      ...Object.getOwnPropertyNames(proto).filter((name) => name !== 'constructor' && !PROTECTED.includes(name)),
+    );
+  }
+  return names;
 }
 
 const response: ModelResponse = {
