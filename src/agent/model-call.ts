@@ -2,7 +2,8 @@ import type { LanguageModelV3CallOptions, LanguageModelV3StreamPart } from '@ai-
 import { AnswerAssembly, AssemblyError, type AnswerListener, type CompletedCall } from './answer-assembly.js';
 import type { Clock } from './clock.js';
 import type { ModelRequest } from './hooks.js';
-import type { ModelHandle } from './model.js';
+import type { Message } from './messages.js';
+import type { ModelHandle, PromptRules } from './model.js';
 import { ModelCallError } from './run-errors.js';
 import { sendable, toPrompt } from './sendable.js';
 import type { ToolConfig } from './tool-set.js';
@@ -12,6 +13,8 @@ export interface ModelCallOptions extends AnswerListener {
   readonly signal: AbortSignal;
   /** Silence after which the call fails, from the request on. */
   readonly idleTimeoutMs: number;
+  /** Whether the model has refused images and files; set by the call that finds out, and taken by those after it. */
+  readonly media: { refused: boolean };
   /** The request is about to go out; `repairs` says in words what of the history could not be sent as it is. */
   onStart(repairs: readonly string[]): void;
 }
@@ -34,8 +37,9 @@ export async function callModel(handle: ModelHandle, request: ModelRequest, opti
     controller.abort(new DOMException('The model was silent for too long.', 'TimeoutError'));
   });
   const answer = new AnswerAssembly(options);
+  const rules = options.media.refused ? withoutMedia(handle) : handle.promptRules;
+  const { messages, repairs } = sendable(withOutputInstruction(handle, request).messages, rules);
   try {
-    const { messages, repairs } = sendable(request.messages, handle.promptRules);
     options.onStart(repairs);
     const opened = handle.languageModel.doStream(callOptions(handle, request, toPrompt(messages), controller.signal));
     const { stream } = await untilAborted(Promise.resolve(opened), controller.signal);
@@ -51,11 +55,49 @@ export async function callModel(handle: ModelHandle, request: ModelRequest, opti
       throw new ModelCallError({ code: 'model_idle_timeout', message: `The model ${handle.id} was silent for ${idleTimeoutMs} ms.`, retryable: true, provider: handle.id.split('/')[0] });
     }
     if (error instanceof AssemblyError) throw error.cause;
-    throw error instanceof ModelCallError ? error : handle.failureOf(error);
+    const failure = error instanceof ModelCallError ? error : handle.failureOf(error);
+    if (failure.usage !== undefined) options.onUsage(failure.usage);
+    if (options.media.refused || !refusesMedia(failure) || !holdMedia(messages)) throw failure;
+    // A history with an image must not be dead for good because of it: the next try goes without.
+    options.media.refused = true;
+    throw failure.asRetryable();
   } finally {
     silence.stop();
     signal.removeEventListener('abort', stop);
   }
+}
+
+const MEDIA_WORDS = /image|multi-?modal|vision|\bpdf\b|input_audio|must be a string/i;
+
+/** Whether a failure says that this model, or this provider, cannot be given what is no text. */
+function refusesMedia(failure: ModelCallError): boolean {
+  const { status } = failure.details;
+  const judged = typeof status === 'number' && (status === 500 || (status >= 400 && status < 500 && ![401, 403, 408, 429].includes(status)));
+  return failure.code === 'model_error' && judged && MEDIA_WORDS.test(failure.message);
+}
+
+function holdMedia(messages: readonly Message[]): boolean {
+  return messages.some(({ content }) => typeof content !== 'string' && content.some((part) => part.type === 'image' || part.type === 'file' || (part.type === 'tool-result' && part.output.type === 'content')));
+}
+
+const blindRules = new WeakMap<ModelHandle, PromptRules>();
+
+function withoutMedia(handle: ModelHandle): PromptRules | undefined {
+  if (handle.promptRules === undefined) return undefined;
+  const known = blindRules.get(handle);
+  if (known !== undefined) return known;
+  const rules: PromptRules = { ...handle.promptRules, takesFile: () => false, takesInResults: () => false, assistantFiles: false };
+  blindRules.set(handle, rules);
+  return rules;
+}
+
+/** Where the provider cannot enforce a schema, the request says it in words. */
+function withOutputInstruction(handle: ModelHandle, request: ModelRequest): ModelRequest {
+  if (request.output === undefined || enforcesSchema(handle, request.output)) return request;
+  const text = `Your final answer must be one JSON value that satisfies this JSON Schema, and nothing else:\n${JSON.stringify(request.output)}`;
+  const [first, ...rest] = request.messages;
+  if (first?.role === 'system') return { ...request, messages: [{ ...first, content: `${first.content}\n\n${text}` }, ...rest] };
+  return { ...request, messages: [{ role: 'system', content: text }, ...request.messages] };
 }
 
 /** One timer per call: deltas only note the time, so a fast stream does not pay for timers. */
@@ -143,7 +185,7 @@ function callOptions(handle: ModelHandle, request: ModelRequest, prompt: Languag
 }
 
 /** Whether the provider itself holds the model to the schema; none of them does so for anything but an object. */
-export function enforcesSchema(handle: ModelHandle, schema: Readonly<Record<string, unknown>>): boolean {
+function enforcesSchema(handle: ModelHandle, schema: Readonly<Record<string, unknown>>): boolean {
   return handle.nativeStructuredOutput && schema.type === 'object';
 }
 

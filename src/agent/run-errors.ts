@@ -40,6 +40,9 @@ export class RunError extends Error {
   }
 }
 
+/** The fields of a run's usage. */
+type ToldTokens = Readonly<Record<'inputTokens' | 'outputTokens' | 'totalTokens' | 'cachedInputTokens' | 'reasoningTokens', number>>;
+
 export interface ModelFailure {
   readonly code: 'model_error' | 'model_stream_cut' | 'model_idle_timeout' | 'context_exceeded' | 'output_limit' | 'model_behaviour';
   readonly message: string;
@@ -53,12 +56,16 @@ export interface ModelFailure {
   readonly providerCode?: string | undefined;
   /** What `Retry-After` asked for, in milliseconds. */
   readonly retryAfterMs?: number | undefined;
+  /** What the provider had told of its cost before it failed. */
+  readonly usage?: ToldTokens | undefined;
 }
 
 /** A model call that did not give a complete answer. */
 export class ModelCallError extends RunError {
   readonly retryable: boolean;
   readonly retryAfterMs: number | undefined;
+  readonly usage: ToldTokens | undefined;
+  readonly #failure: ModelFailure;
 
   constructor(failure: ModelFailure, cause?: unknown) {
     const details: Record<string, unknown> = {};
@@ -68,6 +75,13 @@ export class ModelCallError extends RunError {
     super(failure.code, failure.message, { details, cause });
     this.retryable = failure.retryable;
     this.retryAfterMs = failure.retryAfterMs;
+    this.usage = failure.usage;
+    this.#failure = failure;
+  }
+
+  /** The same failure, where the next try will be another one. */
+  asRetryable(): ModelCallError {
+    return new ModelCallError({ ...this.#failure, retryable: true }, this.cause);
   }
 }
 

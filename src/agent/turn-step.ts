@@ -1,11 +1,11 @@
 import type { CompletedCall } from './answer-assembly.js';
 import type { Attempt, Frame } from './attempt.js';
-import { pause } from './clock.js';
 import type { ModelDelta, ModelRequest } from './hooks.js';
 import { deepFreeze } from './json.js';
 import { renderHistory, settleMessage, withoutInternalInJson, type Message, type ModelResponse } from './messages.js';
-import { callModel, enforcesSchema } from './model-call.js';
-import { addUsage, type ModelHandle } from './model.js';
+import { callModel } from './model-call.js';
+import { addUsage } from './model.js';
+import { withRetries } from './retries.js';
 import { LimitExceededError, ModelCallError, RunCancelledError, RunError, runErrorData, ShimError } from './run-errors.js';
 import type { NextModelCall } from './shim.js';
 import { settleResponse } from './settle-response.js';
@@ -15,10 +15,6 @@ import { ToolSet, type ToolConfig } from './tool-set.js';
 import type { TurnCore } from './turn.js';
 
 const DEFAULT_MAX_TURNS = 128;
-const FIRST_RETRY_MS = 500;
-const LONGEST_RETRY_MS = 30_000;
-/** A provider that asks for a longer pause than this is not waited for: the call fails and says so. */
-const LONGEST_RETRY_AFTER_MS = 300_000;
 
 /** Limits that hold before each model call (R14). @throws LimitExceededError */
 export function assertLimits(attempt: Attempt): void {
@@ -233,26 +229,20 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
 }
 
 async function callWithRetries(attempt: Attempt, frame: Frame, request: ModelRequest): Promise<CompletedCall> {
-  for (let retry = 0; ; retry += 1) {
-    const modelCallId = attempt.deps.newId();
-    try {
-      return await callOnce(attempt, frame, request, modelCallId);
-    } catch (error) {
-      if (attempt.signal.aborted || !(error instanceof ModelCallError)) throw error;
-      const delayMs = retryDelay(error, retry, attempt.deps.random());
-      if (!error.retryable || retry >= attempt.deps.modelMaxRetries || delayMs === undefined) throw error;
-      attempt.event({ type: 'model.retrying', turn: attempt.working.turnCount, modelCallId, error: error.toData(), delayMs, retry: retry + 1 });
-      await pause(attempt.clock, delayMs, attempt.signal);
-      attempt.signal.throwIfAborted();
-    }
-  }
-}
-
-/** Exponential back-off with full jitter over its upper half; the provider's Retry-After wins. Undefined: not worth waiting for. */
-function retryDelay(error: ModelCallError, retry: number, random: number): number | undefined {
-  if (error.retryAfterMs !== undefined) return error.retryAfterMs > LONGEST_RETRY_AFTER_MS ? undefined : error.retryAfterMs;
-  const ceiling = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** retry);
-  return Math.round(ceiling / 2 + (random * ceiling) / 2);
+  let modelCallId = '';
+  return withRetries(
+    {
+      ...attempt.retries,
+      signal: attempt.signal,
+      onRetry: (error, delayMs, retry) => {
+        attempt.event({ type: 'model.retrying', turn: attempt.working.turnCount, modelCallId, error: error.toData(), delayMs, retry });
+      },
+    },
+    async () => {
+      modelCallId = attempt.deps.newId();
+      return callOnce(attempt, frame, request, modelCallId);
+    },
+  );
 }
 
 async function contextMended(frame: Frame, error: ModelCallError): Promise<boolean> {
@@ -270,7 +260,7 @@ async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, m
   let shown = false;
   const used = usedCallIds(attempt);
   try {
-    const call = await callModel(handle, withOutputInstruction(handle, request), {
+    const call = await callModel(handle, request, {
       clock: attempt.clock,
       signal: attempt.signal,
       idleTimeoutMs: attempt.deps.modelIdleTimeoutMs,
@@ -290,6 +280,7 @@ async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, m
         const fields = { ...(replaces === undefined ? {} : { replaces }), ...(repairs.length === 0 ? {} : { repairs }) };
         attempt.event({ type: 'model.started', turn, modelCallId, model: handle.id, ...fields });
       },
+      media: attempt.media,
       onUsage: (usage) => {
         attempt.usage = addUsage(attempt.usage, usage);
       },
@@ -344,13 +335,4 @@ function deltaTransform(frame: Frame): ((delta: ModelDelta) => ModelDelta | null
     }
     return current;
   };
-}
-
-/** Where the provider cannot enforce a schema, the request says it in words. */
-function withOutputInstruction(handle: ModelHandle, request: ModelRequest): ModelRequest {
-  if (request.output === undefined || enforcesSchema(handle, request.output)) return request;
-  const text = `Your final answer must be one JSON value that satisfies this JSON Schema, and nothing else:\n${JSON.stringify(request.output)}`;
-  const [first, ...rest] = request.messages;
-  if (first?.role === 'system') return { ...request, messages: [{ ...first, content: `${first.content}\n\n${text}` }, ...rest] };
-  return { ...request, messages: [{ role: 'system', content: text }, ...request.messages] };
 }

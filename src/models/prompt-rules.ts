@@ -13,9 +13,7 @@ function only(key: string): PromptRules['ownOptions'] {
 
 function has(options: ProviderOptions | undefined, key: string, names: readonly string[]): boolean {
   const own = options?.[key];
-  return (
-    own !== undefined && names.some((name) => typeof own[name] === 'string' && (own[name]).trim() !== '')
-  );
+  return own !== undefined && names.some((name) => typeof own[name] === 'string' && own[name].trim() !== '');
 }
 
 /** The Responses API: reasoning goes back encrypted, tool results hold images and documents. */

@@ -5,6 +5,7 @@ import {
   JSONParseError,
   TypeValidationError,
 } from '@ai-sdk/provider';
+import type { Usage } from '../agent/model.js';
 import { ModelCallError, messageOf } from '../agent/run-errors.js';
 import { meansContextExceeded } from './context-exceeded.js';
 import { inBandErrorOf } from './dialect.js';
@@ -24,6 +25,7 @@ interface Finding {
   readonly status?: number | undefined;
   readonly providerCode?: string | undefined;
   readonly requestId?: string | undefined;
+  readonly usage?: Usage | undefined;
   readonly retryAfterMs?: number | undefined;
   /** Set where the kind of the failure decides; else status and provider code do. */
   readonly retryable?: boolean | undefined;
@@ -52,6 +54,7 @@ export function failureOf(thrown: unknown, context: FailureContext): ModelCallEr
     provider: context.provider,
     status,
     providerCode,
+    usage: finding.usage,
     requestId: finding.requestId === undefined ? undefined : clean(finding.requestId).slice(0, 200),
   };
   const cause = new Error(message);
@@ -82,9 +85,11 @@ function findingOf(thrown: unknown): Finding {
         message: error.message,
         code: 'model_stream_cut',
         requestId: error.requestId ?? requestIdIn(chain),
+        usage: error.usage,
         retryable: true,
       };
-    if (error instanceof InBandStreamError) return { ...ofInBand(error), requestId: error.requestId };
+    if (error instanceof InBandStreamError)
+      return { ...ofInBand(error), requestId: error.requestId, usage: error.usage };
     if (error instanceof NotAStreamError)
       return { message: error.message, requestId: error.requestId, retryable: false };
   }

@@ -90,6 +90,7 @@ class Exchange implements Dispatcher.DispatchHandler, BodySource {
   #again = false;
   #controller: Dispatcher.DispatchController | undefined;
   #body: AnswerBody | undefined;
+  #scanner: SseScanner | undefined;
   #document:
     | {
         readonly status: number;
@@ -150,11 +151,11 @@ class Exchange implements Dispatcher.DispatchHandler, BodySource {
       this.#document = { status, statusText, headers, chunks: [], bytes: 0 };
       return;
     }
-    const scanner = new SseScanner(this.#options.dialect, {
+    this.#scanner = new SseScanner(this.#options.dialect, {
       requestId: requestIdOf(headers),
       contentType: headers.get('content-type') ?? 'none',
     });
-    this.#body = new AnswerBody(scanner, this);
+    this.#body = new AnswerBody(this.#scanner, this);
     // The packages read these members and no others; a Response of the platform would wrap the body in streams that cost more than the reading.
     const response = { ok: true, status, statusText, headers, body: this.#body, url: this.#options.url.href };
     this.#options.resolve(response as unknown as Response);
@@ -191,7 +192,10 @@ class Exchange implements Dispatcher.DispatchHandler, BodySource {
     }
     if (this.#body !== undefined) {
       this.#fail(
-        new StreamCutError(`The connection broke before the answer ended: ${error.message}`, { cause: error }),
+        new StreamCutError(`The connection broke before the answer ended: ${error.message}`, {
+          ...this.#scanner?.facts,
+          cause: error,
+        }),
       );
       return;
     }

@@ -1,6 +1,7 @@
 import { DeltaMerger } from './delta-merger.js';
 import { type Dialect, inBandErrorOf, judgeEvent, parseLatin1 } from './dialect.js';
-import { InBandStreamError, NotAStreamError, StreamCutError } from './stream-errors.js';
+import { type AnswerFacts, InBandStreamError, NotAStreamError, StreamCutError } from './stream-errors.js';
+import { ToldUsage } from './told-usage.js';
 
 /** A single event may not be longer, so that an endpoint without line breaks cannot take all memory. */
 const MAX_EVENT_BYTES = 64 * 1024 * 1024;
@@ -19,6 +20,7 @@ export class SseScanner {
   readonly #requestId: string | undefined;
   readonly #contentType: string;
   readonly #merger = new DeltaMerger();
+  readonly #usage: ToldUsage;
   /** The line that has not ended yet, in pieces, so that a long one is joined once. */
   #pieces: string[] = [];
   #pieceBytes = 0;
@@ -32,6 +34,7 @@ export class SseScanner {
 
   constructor(dialect: Dialect, answer: { readonly requestId: string | undefined; readonly contentType: string }) {
     this.#dialect = dialect;
+    this.#usage = new ToldUsage(dialect);
     this.#requestId = answer.requestId;
     this.#contentType = answer.contentType;
   }
@@ -39,6 +42,11 @@ export class SseScanner {
   /** True once the end mark was read: whatever bytes follow are not part of the answer. */
   get ended(): boolean {
     return this.#state === 'ended';
+  }
+
+  /** What is known of the answer so far, for the error that ends it. */
+  get facts(): AnswerFacts {
+    return { requestId: this.#requestId, usage: this.#usage.read() };
   }
 
   /** Takes bytes as they arrive. Throws the in-band error that they complete; what came before it can still be taken. */
@@ -84,7 +92,7 @@ export class SseScanner {
       this.#events === 0
         ? `before its first event (content type ${this.#contentType})`
         : `after ${this.#events} events, without its end mark`;
-    throw new StreamCutError(`The provider's answer ended ${what}.`, { requestId: this.#requestId });
+    throw new StreamCutError(`The provider's answer ended ${what}.`, this.facts);
   }
 
   #keep(text: string): void {
@@ -139,6 +147,7 @@ export class SseScanner {
     this.#namedError = false;
     if (data === undefined || data.trim() === '' || this.#state === 'ended') return;
     this.#events += 1;
+    this.#usage.add(data);
     const verdict = judgeEvent(this.#dialect, data);
     if (verdict === undefined) {
       if (namedError) this.#failNamed(data);
@@ -158,7 +167,7 @@ export class SseScanner {
         this.#merger.add(verdict.data);
         return;
       case 'error':
-        throw new InBandStreamError(verdict.error, this.#requestId);
+        throw new InBandStreamError(verdict.error, this.facts);
     }
   }
 
@@ -166,7 +175,7 @@ export class SseScanner {
   #failNamed(data: string): never {
     const parsed = parseLatin1(data);
     const plain = { message: Buffer.from(data, 'latin1').toString('utf8'), providerCode: undefined, status: undefined };
-    throw new InBandStreamError(inBandErrorOf(parsed) ?? inBandErrorOf({ error: parsed }) ?? plain, this.#requestId);
+    throw new InBandStreamError(inBandErrorOf(parsed) ?? inBandErrorOf({ error: parsed }) ?? plain, this.facts);
   }
 
   /** True when the rest of the body is a JSON document, of which this is a piece. */
@@ -179,7 +188,7 @@ export class SseScanner {
   #judgeDocument(document: string): void {
     const parsed = parseLatin1(document);
     const error = inBandErrorOf(parsed);
-    if (error !== undefined) throw new InBandStreamError(error, this.#requestId);
+    if (error !== undefined) throw new InBandStreamError(error, this.facts);
     if (parsed === undefined || this.#events > 0) return;
     throw new NotAStreamError(
       'The provider answered with one JSON document where a stream was asked for.',

@@ -1,11 +1,22 @@
+import type { Usage } from '../agent/model.js';
+
+/** What is known of an answer that failed under way. */
+export interface AnswerFacts {
+  readonly requestId: string | undefined;
+  /** What the provider had told of its cost. */
+  readonly usage?: Usage | undefined;
+}
+
 /** The body of a streamed answer ended, or its connection broke, before the dialect's own end mark. */
 export class StreamCutError extends Error {
   readonly requestId: string | undefined;
+  readonly usage: Usage | undefined;
 
-  constructor(message: string, options: { readonly cause?: unknown; readonly requestId?: string | undefined } = {}) {
+  constructor(message: string, options: { readonly cause?: unknown } & Partial<AnswerFacts> = {}) {
     super(message, { cause: options.cause });
     this.name = 'StreamCutError';
     this.requestId = options.requestId;
+    this.usage = options.usage;
   }
 }
 
@@ -23,13 +34,15 @@ export class InBandStreamError extends Error implements InBandError {
   readonly providerCode: string | undefined;
   readonly status: number | undefined;
   readonly requestId: string | undefined;
+  readonly usage: Usage | undefined;
 
-  constructor(error: InBandError, requestId?: string) {
+  constructor(error: InBandError, facts?: AnswerFacts) {
     super(error.message);
     this.name = 'InBandStreamError';
     this.providerCode = error.providerCode;
     this.status = error.status;
-    this.requestId = requestId;
+    this.requestId = facts?.requestId;
+    this.usage = facts?.usage;
   }
 }
 

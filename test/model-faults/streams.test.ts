@@ -265,6 +265,7 @@ describe('usage', () => {
     const before = faults.model.usage;
     const usage = { input: 100, output: 20, cached: 64, reasoning: 5 };
     faults.model.script(
+      { text: 'cut', usage: { ...usage, input: 99 }, cut: { after: 'before-done', how: 'end' } },
       { toolCalls: [{ name: 'echo', arguments: { x: 1 } }], usage },
       { text: ' ', usage: { input: 130, output: 7, cached: 96, reasoning: 3 } },
       { text: 'done', usage: { input: 131, output: 8, cached: 96, reasoning: 2 } },

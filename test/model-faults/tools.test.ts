@@ -248,6 +248,38 @@ describe.each(MODELS)('T04 $model', ({ model, dialect }) => {
   });
 });
 
+const SAYS_NO: readonly (readonly [string, number, string])[] = [
+  ['OpenAI', 400, 'Invalid content type. image_url is only supported by certain models.'],
+  ['vLLM', 400, 'At most 0 image(s) may be provided in one prompt.'],
+  ['llama.cpp', 500, 'image input is not supported - hint: you may need to provide the mmproj'],
+];
+
+describe('T04: a model that takes text only', () => {
+  it.each(SAYS_NO)(
+    'in the words of %s is asked again without the image, of which a line stays',
+    async (name, status, message) => {
+      const refusal: Reply = { status, errorBody: { error: { message, type: 'invalid_request_error', code: null } } };
+      const input = faults.script(`text only ${name}`, calls('imageAndText'), refusal, calls('string'), {
+        text: 'done',
+      });
+      const run = await faults.run(input, { agent: agentFor('openai-compatible/m') });
+      expect(run, JSON.stringify(run.error)).toMatchObject({ status: 'completed', output: 'done' });
+      expectAllAccepted(input);
+      const [, withImage, without, later] = requestsOf(input);
+      expect(withImage?.rawBody).toContain('iVBOR');
+      for (const request of [without, later]) {
+        expect(request?.rawBody).not.toContain('iVBOR');
+        expect(request?.rawBody).toContain('[file of type image/png, about');
+        expect(request?.rawBody).toContain('a red dot');
+      }
+      const events = await logOf(faults, run.id);
+      expect(events.find(({ type }) => type === 'model.retrying')).toMatchObject({
+        error: { code: 'model_error', status, message },
+      });
+    },
+  );
+});
+
 /** Image blocks of a request, by where they stand. */
 function imagesIn(request: ReceivedRequest): { readonly inResults: number; readonly inMessages: number } {
   const isImage = (block: unknown): boolean =>
