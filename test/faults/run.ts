@@ -1,0 +1,44 @@
+import { writeFileSync } from 'node:fs';
+import { parseArgs } from 'node:util';
+import { sweep, type SweepResult } from './sweep.js';
+
+// `npm run test:faults`: the reference run with every fault at every point, then again with a second kill during the recovery.
+// `--full` takes all cases with the long times; `--seed N` repeats a run; `--limit N` takes the first N cases of each pass.
+
+const { values } = parseArgs({
+  options: { full: { type: 'boolean', default: false }, seed: { type: 'string' }, limit: { type: 'string' } },
+});
+const seed = values.seed === undefined ? Date.now() % 1_000_000 : Number(values.seed);
+const limit = values.limit === undefined ? (values.full ? undefined : 40) : Number(values.limit);
+const startedAt = Date.now();
+process.stdout.write(`seed ${seed}${limit === undefined ? '' : `, the first ${limit} cases of each pass`}\n`);
+const result = await sweep({
+  seed,
+  ...(limit === undefined ? {} : { limit }),
+  secondKills: true,
+  times: values.full ? { lockMs: 6000, diskMs: 3000 } : { lockMs: 1000, diskMs: 1000 },
+  onCase: (done, all, violations) => {
+    for (const text of violations) process.stdout.write(`VIOLATION ${text}\n`);
+    if (done % 10 === 0 || done === all) process.stdout.write(`${done} of ${all} cases\n`);
+  },
+});
+const text = report(result);
+process.stdout.write(`\n${text}`);
+if (limit === undefined) writeFileSync(new URL('RESULTS.md', import.meta.url), text);
+process.exitCode = result.violations.length === 0 ? 0 : 1;
+
+function report({ cases, skipped, skippedWhy, reached, kills, completed, cancelled, violations }: SweepResult): string {
+  const minutes = ((Date.now() - startedAt) / 60_000).toFixed(1);
+  const rows = [
+    ['cases', cases],
+    ['in which the fault struck', reached],
+    ['cases left out', skippedWhy === undefined ? skipped : `${skipped} (${skippedWhy})`],
+    ['kills with SIGKILL', kills],
+    ['runs completed', completed],
+    ['runs cancelled', cancelled],
+    ['violations', violations.length],
+  ];
+  const table = rows.map(([name, value]) => `| ${String(name)} | ${String(value)} |`).join('\n');
+  const list = violations.map((violation) => `- ${violation}`).join('\n');
+  return `# Faults\n\n\`npm run test:faults -- --full --seed ${seed}\`, ${minutes} minutes, Node ${process.versions.node}.\n\n| | |\n|---|---|\n${table}\n${list === '' ? '' : `\n${list}\n`}`;
+}

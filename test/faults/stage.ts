@@ -1,0 +1,149 @@
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { JsonObject } from '../support/json-path.js';
+import { Ledger } from '../support/ledger.js';
+import { ModelEndpoint, type ReceivedRequest } from '../support/model-endpoint.js';
+import type { Reply } from '../support/model-reply.js';
+import { toolResultsOf } from '../support/request-view.js';
+import { type JsonAnswer, ServerProcess } from '../support/server-process.js';
+import { mountSmallDisk, type SmallDisk, whyNoSmallDisk } from '../support/small-disk.js';
+import { temporaryFolder } from '../support/wait.js';
+
+/** The shim of the reference run: tools with effects in the ledger, state of its own, and a compaction of the history. */
+const REFERENCE_SHIM = `
+import { defineShim, defineTool, z } from 'shimline/shims';
+
+const parameters = z.object({ n: z.number(), marker: z.string() });
+
+export default defineShim({
+  name: 'reference',
+  config: z.strictObject({ ledger: z.string() }),
+  onRunStart(state, transientState, run) {
+    state.shimState.set('reference:marker', run.metadata.marker);
+    state.shimState.increment('reference:starts');
+  },
+  prepareTurn(turn) {
+    const { ledger } = this.config;
+    const { shimState } = turn.runState;
+    shimState.increment('reference:turns');
+    if (turn.turnCount === 2 && !shimState.has('reference:compacted')) {
+      const { history } = turn.runState;
+      turn.replaceHistory([{ role: 'user', content: 'summary of ' + run(turn) }, ...history.slice(4)]);
+      shimState.set('reference:compacted', true);
+    }
+    const tool = (name, needsApproval) => defineTool({
+      name, description: name, parameters, needsApproval,
+      execute: async ({ n, marker }, ctx) => {
+        const body = JSON.stringify({ name, n, marker, runId: ctx.runId });
+        const response = await fetch(ledger + '/effect', { method: 'POST', body, signal: ctx.signal });
+        shimState.increment('reference:effects');
+        return { did: n, status: response.status };
+      },
+    });
+    turn.addTools([tool('effect', false), tool('gated', true)]);
+  },
+});
+
+const run = (turn) => turn.metadata.marker;
+`;
+
+/** Where the stall of a model call is asked for; the next answer after it never comes. */
+export interface Stage {
+  readonly server: ServerProcess;
+  readonly model: ModelEndpoint;
+  readonly ledger: Ledger;
+  /** Undefined where none can be mounted; then the cases with a full disk are left out. */
+  readonly disk: SmallDisk | undefined;
+  readonly noDisk: string | undefined;
+  stallNext(): void;
+  /** Told of each model request as it comes in. */
+  onRequest: ((request: ReceivedRequest) => void) | undefined;
+  close(): Promise<void>;
+}
+
+export const IDLE_TIMEOUT_MS = 1500;
+
+export async function startStage(): Promise<Stage> {
+  const noDisk = whyNoSmallDisk();
+  const disk = noDisk === undefined ? mountSmallDisk(96) : undefined;
+  const [model, ledger] = await Promise.all([ModelEndpoint.start(), Ledger.start()]);
+  const shimsDir = temporaryFolder('shims-');
+  writeFileSync(join(shimsDir, 'reference.mjs'), REFERENCE_SHIM);
+  const env = { ...model.environment, MODEL_IDLE_TIMEOUT_MS: String(IDLE_TIMEOUT_MS), SHUTDOWN_GRACE_MS: '3000' };
+  const agents = [
+    {
+      name: 'reference',
+      model: 'openai-compatible/m',
+      instructions: 'You are the reference.',
+      shims: [{ use: 'reference', config: { ledger: ledger.url } }],
+    },
+  ];
+  const server = await ServerProcess.start({
+    env,
+    shimsDir,
+    agents,
+    ...(disk === undefined ? {} : { dataDir: disk.path }),
+  });
+  let stalls = 0;
+  const stage: Stage = {
+    server,
+    model,
+    ledger,
+    disk,
+    noDisk,
+    onRequest: undefined,
+    stallNext: () => {
+      stalls = 1;
+    },
+    close: async () => {
+      await Promise.all([server.stop(), model.close(), ledger.close()]);
+      disk?.unmount();
+    },
+  };
+  model.respondWith((request) => {
+    stage.onRequest?.(request);
+    if (stalls-- > 0) return { text: ['never ', 'more'], cut: { after: 'half-text', how: 'stall' } };
+    stalls = 0;
+    return replyTo(request);
+  });
+  return stage;
+}
+
+/** What the model says next follows from the history alone, so a call that is made again gets the same answer. */
+function replyTo(request: ReceivedRequest): Reply {
+  const marker = /case-\d+-/.exec(request.rawBody)?.[0] ?? 'case-0-';
+  const deltas = { tokenDelayMs: 2 };
+  if (request.rawBody.includes('one more')) return { text: ['and ', `more of ${marker}`], ...deltas };
+  if (toolResultsOf(request).length === 0) {
+    const call = (name: string, n: number): { name: string; arguments: object } => ({ name, arguments: { n, marker } });
+    return {
+      text: ['I ', 'call ', 'three.'],
+      toolCalls: [call('effect', 1), call('effect', 2), call('gated', 3)],
+      ...deltas,
+    };
+  }
+  return { text: ['All ', 'done ', 'for ', marker], ...deltas };
+}
+
+/** An HTTP call that a fault may break: asked again until it is answered by something else than a 503. */
+export async function persistently(
+  stage: Stage,
+  method: string,
+  path: string,
+  body?: JsonObject,
+  headers: Record<string, string> = {},
+): Promise<JsonAnswer> {
+  const giveUpAt = performance.now() + 40_000;
+  for (;;) {
+    try {
+      const answer = await stage.server.json(method, path, body, headers);
+      if (answer.status !== 503) return answer;
+      if (answer.headers['retry-after'] === undefined) throw new Error(`a 503 without Retry-After: ${method} ${path}`);
+    } catch (error) {
+      if (performance.now() > giveUpAt || (error instanceof Error && error.message.startsWith('a 503'))) throw error;
+    }
+    if (performance.now() > giveUpAt)
+      throw new Error(`no answer to ${method} ${path} for 40 s\n${stage.server.tail()}`);
+    await new Promise((resolve) => setTimeout(resolve, 50));
+  }
+}
