@@ -218,6 +218,7 @@ export class RunStateView implements RunState {
     this.#isClosed = isClosed;
     const shown = new ReadOnlyState(() => working.live);
     this.shimState = new GuardedState(() => (isClosed() ? shown : working.live), beforeWrite);
+    Object.freeze(this);
   }
   get instructions(): string | PromptSpec {
     return this.#working.instructions;

@@ -215,7 +215,7 @@ it('R7 what is no session at all is a bind that failed', async () => {
   class Wrong extends Shim {
     readonly name = 'wrong';
     override bind(): BoundShim {
-      return {} as BoundShim;
+      return Object.create(null) as BoundShim;
     }
   }
   const { error } = await runOnce([new Wrong()], []);

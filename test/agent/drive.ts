@@ -75,7 +75,8 @@ export function promptOf(model: ScriptedModel, request = 0): string[] {
           return `call ${part.toolName}`;
         case 'tool-result':
           return `result ${'value' in part.output ? JSON.stringify(part.output.value) : ''}`;
-        default:
+        case 'file':
+        case 'tool-approval-response':
           return part.type;
       }
     });

@@ -110,7 +110,7 @@ class Matrix {
 
   get script(): readonly ScriptedAnswer[] {
     const failing: ScriptedAnswer = async ({ options }) => {
-      await this.at('model', options.abortSignal as AbortSignal);
+      await this.at('model', options.abortSignal!);
       return 'done';
     };
     return [calls('work'), failing, 'next'];
@@ -240,7 +240,7 @@ describe('R52 a session counts as started before its onRunStart is awaited', () 
             if (sync) throw new Error('no');
             return Promise.reject(new Error('no'));
           },
-          onRunEnd: (result) => void seen.push(`${name} end ${String(result)}`),
+          onRunEnd: (result) => void seen.push(`${name} end ${result === null ? 'null' : 'result'}`),
         }),
       );
       const { error, model } = await runOnce(shims, [], { way });
@@ -320,7 +320,9 @@ it('R60 the end comes in order: onRunEnd of the shims, the ending event, then th
         await later(`${name} onRunEnd`);
         if (name === 'a') throw new Error('guarded');
       },
-      runnerHooks: () => [{ onAgentEnd: async (_task, result) => later(`${name} hook ${String(result)}`) }],
+      runnerHooks: () => [
+        { onAgentEnd: async (_task, result) => later(`${name} hook ${result === null ? 'null' : 'result'}`) },
+      ],
     }),
   );
   const hooks = [

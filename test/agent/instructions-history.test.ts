@@ -7,7 +7,6 @@ import {
   type HistoryItem,
   internalMessage,
   type Message,
-  type ModelResponse,
   NoSystemTextError,
   type PreparedTurn,
   type PromptSpec,
@@ -140,7 +139,11 @@ it('R23 a template without a text system part throws', async () => {
   const appends = onTurn('appends', (turn) => turn.appendSystemInstruction('more'));
   const instructions: PromptSpec = { template: [{ role: 'user', content: 'hi' }], values: {} };
   const { error, model } = await runOnce([appends], [], { instructions });
-  expect(error).toMatchObject({ shim: 'appends', phase: 'prepareTurn', cause: expect.any(NoSystemTextError) });
+  expect(error).toMatchObject({
+    shim: 'appends',
+    phase: 'prepareTurn',
+    cause: expect.any(NoSystemTextError) as unknown,
+  });
   expect(model.requests).toHaveLength(0);
 });
 
@@ -189,7 +192,7 @@ describe('R26 item kinds', () => {
     const appends = onTurn('appends', (turn) => {
       if (turn.turnCount > 1) {
         const [response] = turn.runState.responses;
-        turn.appendHistoryItem(response as ModelResponse);
+        turn.appendHistoryItem(response!);
         return;
       }
       turn.appendHistoryItems(items);
@@ -371,7 +374,11 @@ describe('R31a replaceHistory keeps calls and results together', () => {
     const { agent, model } = await runOnce([compacts], [calls('echo'), 'one', 'two'], { tools: [toolNamed('echo')] });
     const { error } = await drive(agent, 'again');
     expect(error).toBeInstanceOf(ShimError);
-    expect(error).toMatchObject({ shim: 'compacts', phase: 'prepareTurn', cause: expect.any(BrokenPairingError) });
+    expect(error).toMatchObject({
+      shim: 'compacts',
+      phase: 'prepareTurn',
+      cause: expect.any(BrokenPairingError) as unknown,
+    });
     expect((error as Error).message).toContain(text);
     expect(model.requests).toHaveLength(2);
     expect(agent.runState.history.slice(0, 4)).toHaveLength(4);

@@ -227,7 +227,7 @@ describe('R50 tools and modelArgs are frozen by then', () => {
   it('R50 a write that nobody catches fails the run with the shim', async () => {
     const late = onMessages('late', (turn) => turn.addTools([toolNamed('late')]));
     const { error, model } = await runOnce([late]);
-    expect(error).toMatchObject({ shim: 'late', phase: 'transformMessages', cause: expect.any(TypeError) });
+    expect(error).toMatchObject({ shim: 'late', phase: 'transformMessages', cause: expect.any(TypeError) as unknown });
     expect(model.requests).toHaveLength(0);
   });
 });
@@ -290,7 +290,7 @@ it('R47 R49 a call that is made once more after the context was exceeded goes th
     name: 'compacts',
     transformMessages: (_turn, messages) => [
       ...messages.slice(0, -1),
-      user(`redacted ${String(messages.at(-1)?.content)}`),
+      user(`redacted ${JSON.stringify(messages.at(-1)?.content)}`),
     ],
     wrapModelCall: async (_turn, request, next) =>
       next({ ...request, messages: [...request.messages, user('wrapped')] }),
@@ -302,8 +302,8 @@ it('R47 R49 a call that is made once more after the context was exceeded goes th
   const { model, result } = await runOnce([compacts], [{ error: { code: 'context_exceeded' } }, 'fits'], {
     input: ['much', 'secret'],
   });
-  expect(promptOf(model, 0)).toEqual(['user: much', 'user: redacted secret', 'user: wrapped']);
-  expect(promptOf(model, 1)).toEqual(['user: redacted short', 'user: wrapped']);
+  expect(promptOf(model, 0)).toEqual(['user: much', 'user: redacted "secret"', 'user: wrapped']);
+  expect(promptOf(model, 1)).toEqual(['user: redacted "short"', 'user: wrapped']);
   expect(result?.finalOutput).toBe('fits');
   const still = await runOnce(
     [compacts],

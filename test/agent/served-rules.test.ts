@@ -78,6 +78,18 @@ export default defineShim({
 });
 `;
 
+/** Contributes its gated tool in the first turn only, and keeps nothing but texts of the history there. */
+const FIRST_ONLY = `
+export default defineShim({
+  name: 'first-only',
+  prepareTurn(turn) {
+    if (turn.isFirstForThisAgent) turn.replaceHistory(turn.runState.history.filter((item) => typeof item === 'string'));
+    if (!turn.isFirstForThisAgent || !turn.isFirstOfRun || turn.runTurn !== 1) return;
+    turn.addTools([defineTool({ name: 'gated', description: 'Asks.', parameters: z.object({}), needsApproval: true, execute: () => 'approved' })]);
+  },
+});
+`;
+
 const versioned = (version: number, state: string, migrate = ''): string => `
 export default defineShim({
   name: 'versioned', version: ${version}, state: z.object(${state}), ${migrate}
@@ -90,6 +102,7 @@ let server: ServerProcess;
 beforeAll(async () => {
   writeShim('sessions', SESSIONS);
   writeShim('named', NAMED);
+  writeShim('first-only', FIRST_ONLY);
   writeShim('versioned', versioned(1, '{ n: z.number().default(0) }'));
   writeFileSync(notes, '');
   server = await ServerProcess.start({ shimsDir, env: { SHIMS_WATCH: 'true' } });
@@ -417,4 +430,15 @@ it('R8 R17 after a kill the state is there, the session is a fresh one, and noth
   expect(state.instructions).toBe('by named');
   expect(await resume(body.id, { input: 'say more' })).toMatchObject({ output: 'more', turnCount: 3 });
   expect((await get(body.id, '/state')).shimState).toMatchObject({ 'sessions:turns': 3, named: { runs: 2 } });
+});
+
+it('R15 R31a a turn that is entered again to run what was approved is told the same of itself, and what it drops is discarded', async () => {
+  await putAgent('asks', { shims: [{ use: 'first-only' }] });
+  const waiting = await run('asks', 'call gated {}\nsay done');
+  const [interruption] = waiting.interruptions as JsonObject[];
+  expect(waiting).toMatchObject({ status: 'waiting', interruptions: [{ tool: 'gated' }] });
+  const resumed = await resume(waiting.id, { decisions: [{ id: interruption?.id, decision: 'approve' }] });
+  const outcomes = (await eventsOf(waiting.id)).filter(({ type }) => type === 'tool.completed');
+  expect(outcomes.map(({ ok, result }) => [ok, result])).toEqual([[true, 'approved']]);
+  expect(resumed).toMatchObject({ status: 'completed', output: 'done', turnCount: 2 });
 });

@@ -47,15 +47,21 @@ describe.each(WAYS)('%s', (way) => {
     ]);
     for (const response of responses) {
       expect(response).toMatchObject({
-        id: expect.any(String),
-        modelCallId: expect.any(String),
-        modelId: expect.any(String),
+        id: expect.any(String) as unknown,
+        modelCallId: expect.any(String) as unknown,
+        modelId: expect.any(String) as unknown,
       });
       expect(response.usage.totalTokens).toBe(2);
     }
     expect(shimState.toJSON()).toEqual({ 'writes:turns': 2 });
     expect(turnCount).toBe(2);
-    expect(result?.runState).toEqual({ instructions, history, responses, turnCount, shimState: expect.anything() });
+    expect(result?.runState).toEqual({
+      instructions,
+      history,
+      responses,
+      turnCount,
+      shimState: expect.anything() as unknown,
+    });
     expect(result?.runState.shimState.toJSON()).toEqual({ 'writes:turns': 2 });
     expect(result?.runState.shimState.get('writes:turns')).toBe(2);
   });
@@ -128,6 +134,20 @@ describe.each(WAYS)('%s', (way) => {
     expect(maps.at(-1)).not.toBe(before);
     expect(maps.at(-1)?.has('left')).toBe(false);
   });
+});
+
+it('R10 R27 the list of responses refuses writes, the count has no other value', async () => {
+  const writes: readonly ((turn: PreparedTurn) => unknown)[] = [
+    (turn) => turn.runState.responses.pop(),
+    (turn) => turn.runState.responses.push(turn.runState.responses[0]!),
+    (turn) => ((turn.runState.responses[0]!.message as { content: string }).content = 'other'),
+    (turn) => ((turn.runState as { turnCount: number }).turnCount = 9),
+    (turn) => ((turn.runState as { shimState: unknown }).shimState = new Map()),
+  ];
+  for (const write of writes) {
+    const writer = defineShim({ name: 'writer', onModelResponse: (turn) => void write(turn) });
+    expect((await runOnce([writer])).error, String(write)).toMatchObject({ shim: 'writer', cause: expect.any(TypeError) as unknown });
+  }
 });
 
 it('R11 the instructions are taken from the agent for a new conversation only; a saved run keeps its own', async () => {
@@ -334,7 +354,7 @@ describe('R19 tools write through the shim that contributed them', () => {
     const state = agent.runState.shimState;
     expect(state.get('notes:calls')).toBe(20);
     expect(state.get('notes:sum')).toBe(190);
-    expect((state.get('notes:list') as number[]).toSorted((a, b) => a - b)).toEqual(
+    expect(state.get<number[]>('notes:list')?.toSorted((a, b) => a - b)).toEqual(
       Array.from({ length: 60 }, (_, index) => Math.floor(index / 3)),
     );
     expect(state.get('notes:set')).toEqual([{ parity: 0 }, { parity: 1 }]);
@@ -429,18 +449,25 @@ describe('R20 what a tool sees of the run', () => {
     ]);
   });
 
-  const writes: readonly [string, (ctx: any) => unknown][] = [
-    ['set', (ctx) => ctx.shimState.set('a', 1)],
+  /** The context without its types, which forbid all of this. */
+  interface Writable {
+    runId: string;
+    shimState: Map<string, { list: unknown[] }> &
+      Record<'increment' | 'appendToList' | 'extendList' | 'appendIfUnique', (...given: unknown[]) => unknown>;
+    activeSkillNames: string[];
+  }
+  const writes: readonly [string, (ctx: Writable) => unknown][] = [
+    ['set', (ctx) => ctx.shimState.set('a', { list: [] })],
     ['delete', (ctx) => ctx.shimState.delete('looks:nested')],
     ['increment', (ctx) => ctx.shimState.increment('n')],
     ['appendToList', (ctx) => ctx.shimState.appendToList('l', 1)],
     ['extendList', (ctx) => ctx.shimState.extendList('l', [])],
     ['appendIfUnique of a duplicate', (ctx) => ctx.shimState.appendIfUnique('skills:active', 'billing')],
-    ['a nested write', (ctx) => ctx.shimState.get('looks:nested').list.push(2)],
-    ['a nested assignment', (ctx) => (ctx.shimState.get('looks:nested').list = [])],
+    ['a nested write', (ctx) => ctx.shimState.get('looks:nested')!.list.push(2)],
+    ['a nested assignment', (ctx) => (ctx.shimState.get('looks:nested')!.list = [])],
     ['another runId', (ctx) => (ctx.runId = 'other')],
-    ['another state', (ctx) => (ctx.shimState = new Map())],
-    ['a method of the state', (ctx) => (ctx.shimState.get = () => 1)],
+    ['another state', (ctx) => (ctx.shimState = new Map() as never)],
+    ['a method of the state', (ctx) => (ctx.shimState.get = () => undefined)],
     ['more skills', (ctx) => ctx.activeSkillNames.push('all')],
     ['other skills', (ctx) => (ctx.activeSkillNames = [])],
   ];
@@ -448,7 +475,7 @@ describe('R20 what a tool sees of the run', () => {
     let caught: unknown;
     const { agent } = await toolContext((ctx) => {
       try {
-        write(ctx);
+        write(ctx as unknown as Writable);
       } catch (error) {
         caught = error;
       }

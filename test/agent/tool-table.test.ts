@@ -53,7 +53,7 @@ describe.each(WAYS)('%s', (way) => {
       expect(error).toMatchObject({
         shim: `shim-${steps.length - 1}`,
         phase: 'prepareTurn',
-        cause: expect.any(ToolNameCollisionError),
+        cause: expect.any(ToolNameCollisionError) as unknown,
       });
       expect(model.requests).toHaveLength(0);
       return;
