@@ -100,7 +100,10 @@ describe('a resume without input', () => {
     const run = await runToEnd(lab, {});
     if (status === 'cancelled') {
       lab.model.script({ text: 'x', gate: new Promise(() => {}), gateAt: 'start' });
+      const requests = lab.model.requests.length;
       await resume(lab, run.id, { input: 'more' }, {});
+      // Cancelled before its request, the run would leave its reply to the next test.
+      await lab.model.waitForRequest(requests + 1);
       await lab.server.json('DELETE', `/v1/runs/${String(run.id)}`, undefined, WAIT);
     }
     const answer = await resume(lab, run.id, {});
