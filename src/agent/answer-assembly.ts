@@ -76,7 +76,8 @@ export class AnswerAssembly {
         break;
       case 'reasoning-delta':
         this.#delta('reasoning', part.id, part.delta);
-        if (part.providerMetadata !== undefined) this.#block('reasoning', part.id).providerOptions = part.providerMetadata;
+        if (part.providerMetadata !== undefined)
+          this.#block('reasoning', part.id).providerOptions = part.providerMetadata;
         break;
       case 'text-end':
       case 'reasoning-end': {
@@ -102,7 +103,8 @@ export class AnswerAssembly {
         if (part.providerExecuted !== true) this.#toolCall(part);
         break;
       case 'file':
-        if (typeof part.data === 'string') this.#blocks.push({ type: 'ready', part: { type: 'file', data: part.data, mediaType: part.mediaType } });
+        if (typeof part.data === 'string')
+          this.#blocks.push({ type: 'ready', part: { type: 'file', data: part.data, mediaType: part.mediaType } });
         break;
       case 'response-metadata':
         this.#responseId = part.id ?? this.#responseId;
@@ -186,7 +188,10 @@ export class AnswerAssembly {
     const providerOptions = metadata === undefined ? {} : { providerOptions: metadata as never };
     // The history holds a name that can be stored and sent; the error result tells the model what it had called.
     const name = toolName === '' ? 'unnamed' : toolName.toWellFormed();
-    this.#blocks.push({ type: 'ready', part: { type: 'tool-call', toolCallId, toolName: name, input: (input ?? {}) as never, ...providerOptions } });
+    this.#blocks.push({
+      type: 'ready',
+      part: { type: 'tool-call', toolCallId, toolName: name, input: (input ?? {}) as never, ...providerOptions },
+    });
   }
 
   /** @throws ModelCallError for what is no complete answer */
@@ -195,15 +200,26 @@ export class AnswerAssembly {
     if (this.#options.transform !== undefined) this.#flush();
     const finish = this.#finish;
     if (finish === undefined) {
-      throw new ModelCallError({ code: 'model_stream_cut', message: `The answer of ${modelId} was cut off before its end.`, retryable: true, provider: modelId.split('/')[0] });
+      throw new ModelCallError({
+        code: 'model_stream_cut',
+        message: `The answer of ${modelId} was cut off before its end.`,
+        retryable: true,
+        provider: modelId.split('/')[0],
+      });
     }
     // A call that began and never became one is a broken call, and not silently none.
-    for (const input of this.#inputs.values()) this.#pushCall({ ...input, text: input.text === '' ? '(nothing)' : input.text });
+    for (const input of this.#inputs.values())
+      this.#pushCall({ ...input, text: input.text === '' ? '(nothing)' : input.text });
     const parts = this.#blocks.flatMap(toPart);
     const calls = parts.some((part) => part.type === 'tool-call');
     const finishReason = finishReasonOf(finish.finishReason, calls, modelId);
     if (finishReason === 'stop' && !calls && !this.#said && !parts.some((part) => part.type === 'file')) {
-      throw new ModelCallError({ code: 'model_behaviour', message: `The model ${modelId} gave an empty answer.`, retryable: true, provider: modelId.split('/')[0] });
+      throw new ModelCallError({
+        code: 'model_behaviour',
+        message: `The model ${modelId} gave an empty answer.`,
+        retryable: true,
+        provider: modelId.split('/')[0],
+      });
     }
     const { modelCallId } = this.#options;
     const [only] = parts;
@@ -216,7 +232,9 @@ export class AnswerAssembly {
       message: { role: 'assistant', content: plain ? only.text : parts },
       finishReason,
       usage: usageOf(finish.usage),
-      ...(metadata === undefined || Object.keys(metadata).length === 0 ? {} : { providerMetadata: JSON.parse(JSON.stringify(metadata)) as Record<string, JsonValue> }),
+      ...(metadata === undefined || Object.keys(metadata).length === 0
+        ? {}
+        : { providerMetadata: JSON.parse(JSON.stringify(metadata)) as Record<string, JsonValue> }),
     });
     return { response, brokenArguments: this.#broken, providerFinishReason: finish.finishReason.raw };
   }
@@ -249,7 +267,8 @@ function wholeCharacters(held: { half: string }, text: string): string {
 
 function toPart(block: Block): AssistantPart[] {
   if (block.type === 'ready') return [block.part];
-  const providerOptions = block.providerOptions === undefined ? {} : { providerOptions: block.providerOptions as never };
+  const providerOptions =
+    block.providerOptions === undefined ? {} : { providerOptions: block.providerOptions as never };
   if (block.text === '' && block.providerOptions === undefined) return [];
   return [{ type: block.type, text: wellFormed(block.text), ...providerOptions }];
 }
@@ -275,11 +294,21 @@ const MISREAD_ENDS = /^(?:pause_turn|compaction)$/i;
  * Why the answer ended, in our words. An end that is neither an answer, a call, a limit nor a verdict is a failure that names it:
  * nothing unknown counts as completed.
  */
-function finishReasonOf(finish: { readonly unified: string; readonly raw: string | undefined }, calls: boolean, modelId: string): FinishReason {
+function finishReasonOf(
+  finish: { readonly unified: string; readonly raw: string | undefined },
+  calls: boolean,
+  modelId: string,
+): FinishReason {
   const { unified, raw } = finish;
   const provider = modelId.split('/')[0];
   if (raw !== undefined && /context/i.test(raw)) {
-    throw new ModelCallError({ code: 'context_exceeded', message: `The model ${modelId} stopped: ${raw}.`, retryable: false, provider, providerCode: raw });
+    throw new ModelCallError({
+      code: 'context_exceeded',
+      message: `The model ${modelId} stopped: ${raw}.`,
+      retryable: false,
+      provider,
+      providerCode: raw,
+    });
   }
   if (raw === undefined || !MISREAD_ENDS.test(raw)) {
     switch (unified) {
@@ -295,13 +324,30 @@ function finishReasonOf(finish: { readonly unified: string; readonly raw: string
     }
   }
   if (raw === undefined) {
-    throw new ModelCallError({ code: 'model_stream_cut', message: `The answer of ${modelId} ended without a finish reason.`, retryable: true, provider });
+    throw new ModelCallError({
+      code: 'model_stream_cut',
+      message: `The answer of ${modelId} ended without a finish reason.`,
+      retryable: true,
+      provider,
+    });
   }
   if (/refusal|content_filter|safety/i.test(raw)) return 'refusal';
   if (MALFORMED_ENDS.test(raw)) {
-    throw new ModelCallError({ code: 'model_behaviour', message: `The answer of ${modelId} was malformed: ${raw}.`, retryable: true, provider, providerCode: raw });
+    throw new ModelCallError({
+      code: 'model_behaviour',
+      message: `The answer of ${modelId} was malformed: ${raw}.`,
+      retryable: true,
+      provider,
+      providerCode: raw,
+    });
   }
-  throw new ModelCallError({ code: 'model_error', message: `The model ${modelId} stopped for a reason that is no end of an answer: ${raw}.`, retryable: false, provider, providerCode: raw });
+  throw new ModelCallError({
+    code: 'model_error',
+    message: `The model ${modelId} stopped for a reason that is no end of an answer: ${raw}.`,
+    retryable: false,
+    provider,
+    providerCode: raw,
+  });
 }
 
 function usageOf(usage: LanguageModelV3Usage): Usage {

@@ -24,7 +24,11 @@ export interface ModelCallOptions extends AnswerListener {
  * so what was shown is what is kept.
  * @throws ModelCallError for everything that is no complete answer; the signal's reason when it aborted
  */
-export async function callModel(handle: ModelHandle, request: ModelRequest, options: ModelCallOptions): Promise<CompletedCall> {
+export async function callModel(
+  handle: ModelHandle,
+  request: ModelRequest,
+  options: ModelCallOptions,
+): Promise<CompletedCall> {
   const { signal, clock, idleTimeoutMs } = options;
   signal.throwIfAborted();
   const controller = new AbortController();
@@ -52,7 +56,12 @@ export async function callModel(handle: ModelHandle, request: ModelRequest, opti
   } catch (error) {
     if (signal.aborted) throw signal.reason;
     if (silence.fired) {
-      throw new ModelCallError({ code: 'model_idle_timeout', message: `The model ${handle.id} was silent for ${idleTimeoutMs} ms.`, retryable: true, provider: handle.id.split('/')[0] });
+      throw new ModelCallError({
+        code: 'model_idle_timeout',
+        message: `The model ${handle.id} was silent for ${idleTimeoutMs} ms.`,
+        retryable: true,
+        provider: handle.id.split('/')[0],
+      });
     }
     if (error instanceof AssemblyError) throw error.cause;
     const failure = error instanceof ModelCallError ? error : handle.failureOf(error);
@@ -72,12 +81,23 @@ const MEDIA_WORDS = /image|multi-?modal|vision|\bpdf\b|input_audio|must be a str
 /** Whether a failure says that this model, or this provider, cannot be given what is no text. */
 function refusesMedia(failure: ModelCallError): boolean {
   const { status } = failure.details;
-  const judged = typeof status === 'number' && (status === 500 || (status >= 400 && status < 500 && ![401, 403, 408, 429].includes(status)));
+  const judged =
+    typeof status === 'number' &&
+    (status === 500 || (status >= 400 && status < 500 && ![401, 403, 408, 429].includes(status)));
   return failure.code === 'model_error' && judged && MEDIA_WORDS.test(failure.message);
 }
 
 function holdMedia(messages: readonly Message[]): boolean {
-  return messages.some(({ content }) => typeof content !== 'string' && content.some((part) => part.type === 'image' || part.type === 'file' || (part.type === 'tool-result' && part.output.type === 'content')));
+  return messages.some(
+    ({ content }) =>
+      typeof content !== 'string' &&
+      content.some(
+        (part) =>
+          part.type === 'image' ||
+          part.type === 'file' ||
+          (part.type === 'tool-result' && part.output.type === 'content'),
+      ),
+  );
 }
 
 const blindRules = new WeakMap<ModelHandle, PromptRules>();
@@ -86,7 +106,12 @@ function withoutMedia(handle: ModelHandle): PromptRules | undefined {
   if (handle.promptRules === undefined) return undefined;
   const known = blindRules.get(handle);
   if (known !== undefined) return known;
-  const rules: PromptRules = { ...handle.promptRules, takesFile: () => false, takesInResults: () => false, assistantFiles: false };
+  const rules: PromptRules = {
+    ...handle.promptRules,
+    takesFile: () => false,
+    takesInResults: () => false,
+    assistantFiles: false,
+  };
   blindRules.set(handle, rules);
   return rules;
 }
@@ -96,7 +121,8 @@ function withOutputInstruction(handle: ModelHandle, request: ModelRequest): Mode
   if (request.output === undefined || enforcesSchema(handle, request.output)) return request;
   const text = `Your final answer must be one JSON value that satisfies this JSON Schema, and nothing else:\n${JSON.stringify(request.output)}`;
   const [first, ...rest] = request.messages;
-  if (first?.role === 'system') return { ...request, messages: [{ ...first, content: `${first.content}\n\n${text}` }, ...rest] };
+  if (first?.role === 'system')
+    return { ...request, messages: [{ ...first, content: `${first.content}\n\n${text}` }, ...rest] };
   return { ...request, messages: [{ role: 'system', content: text }, ...request.messages] };
 }
 
@@ -145,7 +171,11 @@ async function untilAborted<T>(promise: Promise<T>, signal: AbortSignal): Promis
   });
 }
 
-async function consume(stream: ReadableStream<LanguageModelV3StreamPart>, signal: AbortSignal, onPart: (part: LanguageModelV3StreamPart) => void): Promise<void> {
+async function consume(
+  stream: ReadableStream<LanguageModelV3StreamPart>,
+  signal: AbortSignal,
+  onPart: (part: LanguageModelV3StreamPart) => void,
+): Promise<void> {
   const reader = stream.getReader();
   // Cancelling makes a pending read settle at once, so a provider that sends nothing cannot hold the run.
   const cancel = (): void => {
@@ -167,12 +197,29 @@ async function consume(stream: ReadableStream<LanguageModelV3StreamPart>, signal
   }
 }
 
-const STANDARD_ARGS = new Set(['maxOutputTokens', 'temperature', 'stopSequences', 'topP', 'topK', 'presencePenalty', 'frequencyPenalty', 'seed', 'headers', 'providerOptions']);
+const STANDARD_ARGS = new Set([
+  'maxOutputTokens',
+  'temperature',
+  'stopSequences',
+  'topP',
+  'topK',
+  'presencePenalty',
+  'frequencyPenalty',
+  'seed',
+  'headers',
+  'providerOptions',
+]);
 
-function callOptions(handle: ModelHandle, request: ModelRequest, prompt: LanguageModelV3CallOptions['prompt'], abortSignal: AbortSignal): LanguageModelV3CallOptions {
+function callOptions(
+  handle: ModelHandle,
+  request: ModelRequest,
+  prompt: LanguageModelV3CallOptions['prompt'],
+  abortSignal: AbortSignal,
+): LanguageModelV3CallOptions {
   const options: Record<string, unknown> = { prompt, abortSignal };
   const own: Record<string, unknown> = {};
-  for (const [name, value] of Object.entries(request.modelArgs ?? {})) (STANDARD_ARGS.has(name) ? options : own)[name] = value;
+  for (const [name, value] of Object.entries(request.modelArgs ?? {}))
+    (STANDARD_ARGS.has(name) ? options : own)[name] = value;
   if (Object.keys(own).length > 0) {
     // What the interface has no word for is the provider's own: it goes under its name.
     const provider = handle.languageModel.provider.split('.')[0] ?? handle.languageModel.provider;
@@ -180,7 +227,8 @@ function callOptions(handle: ModelHandle, request: ModelRequest, prompt: Languag
     options.providerOptions = { ...given, [provider]: { ...own, ...given[provider] } };
   }
   if (request.tools !== null) Object.assign(options, toolOptions(request.tools));
-  if (request.output !== undefined && enforcesSchema(handle, request.output)) options.responseFormat = { type: 'json', schema: request.output, name: 'answer' };
+  if (request.output !== undefined && enforcesSchema(handle, request.output))
+    options.responseFormat = { type: 'json', schema: request.output, name: 'answer' };
   return options as unknown as LanguageModelV3CallOptions;
 }
 
@@ -201,5 +249,8 @@ function toolOptions(config: ToolConfig): Record<string, unknown> {
   });
   const { toolChoice } = config;
   if (toolChoice === undefined) return { tools };
-  return { tools, toolChoice: typeof toolChoice === 'string' ? { type: toolChoice } : { type: 'tool', toolName: toolChoice.toolName } };
+  return {
+    tools,
+    toolChoice: typeof toolChoice === 'string' ? { type: toolChoice } : { type: 'tool', toolName: toolChoice.toolName },
+  };
 }

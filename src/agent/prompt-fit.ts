@@ -1,5 +1,15 @@
 import { wellFormed, type JsonValue } from './json.js';
-import type { AssistantMessage, AssistantPart, FilePart, Message, SystemMessage, ToolCallPart, ToolResultOutput, ToolResultPart, UserMessage } from './messages.js';
+import type {
+  AssistantMessage,
+  AssistantPart,
+  FilePart,
+  Message,
+  SystemMessage,
+  ToolCallPart,
+  ToolResultOutput,
+  ToolResultPart,
+  UserMessage,
+} from './messages.js';
 import type { PromptRules, ProviderOptions } from './model.js';
 
 type UserPart = Exclude<UserMessage['content'], string>[number];
@@ -11,9 +21,9 @@ interface Optioned {
 /** Takes down in words what was mended. */
 export type Note = (repair: string) => void;
 
-export const TOOL_NAME = /^[a-zA-Z0-9_-]{1,64}$/;
+const TOOL_NAME = /^[a-zA-Z0-9_-]{1,64}$/;
 
-export function blank(text: string): boolean {
+function blank(text: string): boolean {
   return text.trim() === '';
 }
 
@@ -46,7 +56,9 @@ function fitUser(message: UserMessage, rules: PromptRules | undefined, note: Not
     note('an empty user message was left out');
     return undefined;
   }
-  const kept = content.filter((part) => part.type !== 'text' || !blank(part.text)).map((part) => withOwnOptions(fileForUser(part, rules, note), rules));
+  const kept = content
+    .filter((part) => part.type !== 'text' || !blank(part.text))
+    .map((part) => withOwnOptions(fileForUser(part, rules, note), rules));
   if (kept.length === 0) {
     note('an empty user message was left out');
     return undefined;
@@ -62,7 +74,11 @@ function fileForUser(part: UserPart, rules: PromptRules | undefined, note: Note)
   return { type: 'text', text: leftOut(file) };
 }
 
-function fitAssistant(message: AssistantMessage, rules: PromptRules | undefined, note: Note): AssistantMessage | undefined {
+function fitAssistant(
+  message: AssistantMessage,
+  rules: PromptRules | undefined,
+  note: Note,
+): AssistantMessage | undefined {
   const own = withNotedOptions(message, rules, note);
   const { content } = own;
   if (typeof content === 'string') {
@@ -95,7 +111,8 @@ function fitAssistantPart(part: AssistantPart, rules: PromptRules | undefined, n
       }
       return [withNotedOptions(part, rules, note)];
     case 'file': {
-      if (rules === undefined || (rules.assistantFiles && fileOf(part).url === undefined)) return [withNotedOptions(part, rules, note)];
+      if (rules === undefined || (rules.assistantFiles && fileOf(part).url === undefined))
+        return [withNotedOptions(part, rules, note)];
       note(`a file (${part.mediaType}) that the assistant had made was left out`);
       return [{ type: 'text', text: leftOut(fileOf(part)) }];
     }
@@ -109,19 +126,23 @@ function fitAssistantPart(part: AssistantPart, rules: PromptRules | undefined, n
 function fitCall(part: ToolCallPart, note: Note): ToolCallPart {
   const { input } = part;
   const toolName = sendableName(part.toolName);
-  if (toolName !== part.toolName) note(`tool name ${JSON.stringify(part.toolName)} was sent as ${JSON.stringify(toolName)}`);
+  if (toolName !== part.toolName)
+    note(`tool name ${JSON.stringify(part.toolName)} was sent as ${JSON.stringify(toolName)}`);
   const isObject = typeof input === 'object' && input !== null && !Array.isArray(input);
   if (!isObject) note(`the arguments of ${toolName} were no object and were left out`);
   return isObject && toolName === part.toolName ? part : { ...part, toolName, input: isObject ? input : {} };
 }
 
 /** A tool's name in the letters that every provider takes; a model may have made one up that none takes back. */
-export function sendableName(name: string): string {
+function sendableName(name: string): string {
   return TOOL_NAME.test(name) ? name : name.replace(/[^a-zA-Z0-9_-]/g, '_').slice(0, 64) || 'unnamed';
 }
 
 /** One result as a provider takes it, and the media that have to follow the round in a user's message. */
-export function fitResult(result: ToolResultPart, rules: PromptRules | undefined): { readonly result: ToolResultPart; readonly media: readonly UserPart[] } {
+export function fitResult(
+  result: ToolResultPart,
+  rules: PromptRules | undefined,
+): { readonly result: ToolResultPart; readonly media: readonly UserPart[] } {
   const own = withOwnOptions(result, rules);
   const media: UserPart[] = [];
   const output = fitOutput(own, rules, media);
@@ -136,33 +157,70 @@ function fitOutput(result: ToolResultPart, rules: PromptRules | undefined, media
     case 'json':
       return output;
     case 'error-text':
-      return rules?.marksErrors === false && !/^error\b/i.test(output.value) ? { ...output, value: `Error: ${output.value}` } : output;
+      return rules?.marksErrors === false && !/^error\b/i.test(output.value)
+        ? { ...output, value: `Error: ${output.value}` }
+        : output;
     case 'error-json':
-      return rules?.marksErrors === false ? { ...output, type: 'error-text', value: `Error: ${JSON.stringify(output.value)}` } : output;
+      return rules?.marksErrors === false
+        ? { ...output, type: 'error-text', value: `Error: ${JSON.stringify(output.value)}` }
+        : output;
     case 'content':
       return fitContent(output, result, rules, media);
   }
 }
 
-function fitContent(output: Extract<ToolResultOutput, { type: 'content' }>, result: ToolResultPart, rules: PromptRules | undefined, media: UserPart[]): ToolResultOutput {
+function fitContent(
+  output: Extract<ToolResultOutput, { type: 'content' }>,
+  result: ToolResultPart,
+  rules: PromptRules | undefined,
+  media: UserPart[],
+): ToolResultOutput {
   const kept = output.value
     .filter((part) => part.type !== 'text' || !blank(part.text))
-    .map((part) => (part.type === 'text' || rules === undefined || rules.takesInResults(part.mediaType) ? part : besides(part, result, rules, media)));
+    .map((part) =>
+      part.type === 'text' || rules === undefined || rules.takesInResults(part.mediaType)
+        ? part
+        : besides(part, result, rules, media),
+    );
   const { providerOptions } = output;
   const options = providerOptions === undefined ? {} : { providerOptions };
   if (kept.length === 0) return { type: 'text', value: '(nothing)', ...options };
   // Text alone goes as text: some packages spell a list of parts out as JSON.
   const texts = kept.filter((part) => part.type === 'text');
-  if (texts.length === kept.length) return { type: 'text', value: texts.map((part) => part.text).join('\n'), ...options };
+  if (texts.length === kept.length)
+    return { type: 'text', value: texts.map((part) => part.text).join('\n'), ...options };
   return sameItems(kept, output.value) ? output : { ...output, value: kept };
 }
 
 /** What stands in a result for media that it cannot hold; what a user's message can hold goes there. */
-function besides(part: Exclude<ContentPart, { type: 'text' }>, result: ToolResultPart, rules: PromptRules, media: UserPart[]): ContentPart {
-  const file = { mediaType: part.mediaType, url: undefined, size: Math.floor((part.data.length * 3) / 4), filename: part.type === 'file-data' ? part.filename : undefined };
+function besides(
+  part: Exclude<ContentPart, { type: 'text' }>,
+  result: ToolResultPart,
+  rules: PromptRules,
+  media: UserPart[],
+): ContentPart {
+  const file = {
+    mediaType: part.mediaType,
+    url: undefined,
+    size: Math.floor((part.data.length * 3) / 4),
+    filename: part.type === 'file-data' ? part.filename : undefined,
+  };
   if (!rules.takesFile(part.mediaType, undefined)) return { type: 'text', text: leftOut(file) };
-  if (media.length === 0) media.push({ type: 'text', text: `What the call ${result.toolCallId} (${sendableName(result.toolName)}) returned besides text:` });
-  media.push(part.type === 'image-data' ? { type: 'image', image: part.data, mediaType: part.mediaType } : { type: 'file', data: part.data, mediaType: part.mediaType, ...(part.filename === undefined ? {} : { filename: part.filename }) });
+  if (media.length === 0)
+    media.push({
+      type: 'text',
+      text: `What the call ${result.toolCallId} (${sendableName(result.toolName)}) returned besides text:`,
+    });
+  media.push(
+    part.type === 'image-data'
+      ? { type: 'image', image: part.data, mediaType: part.mediaType }
+      : {
+          type: 'file',
+          data: part.data,
+          mediaType: part.mediaType,
+          ...(part.filename === undefined ? {} : { filename: part.filename }),
+        },
+  );
   return { type: 'text', text: `[${describe(file)}: it follows in the next message]` };
 }
 
@@ -177,8 +235,14 @@ interface FileView {
 function fileOf(part: Exclude<UserPart, { type: 'text' }> | FilePart): FileView {
   const data = part.type === 'image' ? part.image : part.data;
   const url = /^https?:\/\//.test(data) ? data : undefined;
-  const mediaType = /^data:([^;,]+)/.exec(data)?.[1] ?? (part.type === 'image' ? (part.mediaType ?? 'image/*') : part.mediaType);
-  return { mediaType, url, size: Math.floor((data.length * 3) / 4), filename: part.type === 'file' ? part.filename : undefined };
+  const mediaType =
+    /^data:([^;,]+)/.exec(data)?.[1] ?? (part.type === 'image' ? (part.mediaType ?? 'image/*') : part.mediaType);
+  return {
+    mediaType,
+    url,
+    size: Math.floor((data.length * 3) / 4),
+    filename: part.type === 'file' ? part.filename : undefined,
+  };
 }
 
 function describe({ mediaType, url, size, filename }: FileView): string {
@@ -205,7 +269,8 @@ function withOwnOptions<T extends Optioned>(part: T, rules: PromptRules | undefi
 /** On what an assistant said, options are what its provider made of it: ids, signatures. */
 function withNotedOptions<T extends Optioned>(part: T, rules: PromptRules | undefined, note: Note): T {
   const kept = withOwnOptions(part, rules);
-  if (part.providerOptions !== undefined && kept.providerOptions === undefined) note(`marks of another provider were left out (${Object.keys(part.providerOptions).join(', ')})`);
+  if (part.providerOptions !== undefined && kept.providerOptions === undefined)
+    note(`marks of another provider were left out (${Object.keys(part.providerOptions).join(', ')})`);
   return kept;
 }
 

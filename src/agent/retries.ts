@@ -35,7 +35,8 @@ export async function withRetries<T>(options: RetryOptions, call: () => Promise<
 
 /** Exponential back-off with jitter over its upper half; the provider's Retry-After wins. Undefined: not worth waiting for. */
 function retryDelay(error: ModelCallError, retry: number, random: number): number | undefined {
-  if (error.retryAfterMs !== undefined) return error.retryAfterMs > LONGEST_RETRY_AFTER_MS ? undefined : error.retryAfterMs;
+  if (error.retryAfterMs !== undefined)
+    return error.retryAfterMs > LONGEST_RETRY_AFTER_MS ? undefined : error.retryAfterMs;
   const ceiling = Math.min(LONGEST_RETRY_MS, FIRST_RETRY_MS * 2 ** retry);
   return Math.round(ceiling / 2 + (random * ceiling) / 2);
 }

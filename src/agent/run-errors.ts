@@ -205,7 +205,7 @@ export function failureProblem(data: RunErrorData): RunErrorData {
  */
 export function loggedError(error: RunErrorData): Readonly<Record<string, unknown>> {
   if (error.code.startsWith('shim_') || error.code === 'internal') return error;
-  const { message: _message, errors: _errors, ...facts } = error;
+  const { message: _message, detail: _detail, errors: _errors, ...facts } = error;
   return facts;
 }
 

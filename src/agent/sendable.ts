@@ -1,6 +1,14 @@
 import type { LanguageModelV3Message, LanguageModelV3Prompt } from '@ai-sdk/provider';
 import { deepFreeze } from './json.js';
-import type { AssistantMessage, AssistantPart, Message, ToolCallPart, ToolMessage, ToolResultPart, UserMessage } from './messages.js';
+import type {
+  AssistantMessage,
+  AssistantPart,
+  Message,
+  ToolCallPart,
+  ToolMessage,
+  ToolResultPart,
+  UserMessage,
+} from './messages.js';
 import type { PromptRules } from './model.js';
 import { fitMessage, fitResult } from './prompt-fit.js';
 
@@ -33,11 +41,16 @@ export function sendable(messages: readonly Message[], rules?: PromptRules): Sen
     if (message === undefined) continue;
     if (message.role === 'tool') {
       // Results are taken together with the calls before them; what is met here has none.
-      for (const part of message.content) repairs.push(`a tool result without its call was left out (${part.toolCallId})`);
+      for (const part of message.content)
+        repairs.push(`a tool result without its call was left out (${part.toolCallId})`);
       continue;
     }
     if (message.role === 'system') {
-      sent.push(rules?.systemAnywhere === false && sent.some(({ role }) => role !== 'system') ? { role: 'user', content: message.content } : message);
+      sent.push(
+        rules?.systemAnywhere === false && sent.some(({ role }) => role !== 'system')
+          ? { role: 'user', content: message.content }
+          : message,
+      );
       continue;
     }
     if (message.role === 'assistant' && sent.every(({ role }) => role === 'system')) {
@@ -86,7 +99,12 @@ function fit(message: Message, { cache, rules, repairs }: Sending): Message | un
   return result;
 }
 
-function pushRound(message: AssistantMessage, calls: readonly ToolCallPart[], results: readonly ToolResultPart[], sending: Sending): void {
+function pushRound(
+  message: AssistantMessage,
+  calls: readonly ToolCallPart[],
+  results: readonly ToolResultPart[],
+  sending: Sending,
+): void {
   const { sent, usedIds, repairs } = sending;
   const left = [...results];
   const matched: ToolResultPart[] = [];
@@ -101,7 +119,11 @@ function pushRound(message: AssistantMessage, calls: readonly ToolCallPart[], re
     }
     if (found === undefined) repairs.push(`tool call ${call.toolCallId} had no result; it was closed as interrupted`);
     const result = found ?? interruptedResult(call);
-    matched.push(result.toolCallId === id && result.toolName === call.toolName ? result : { ...result, toolCallId: id, toolName: call.toolName });
+    matched.push(
+      result.toolCallId === id && result.toolName === call.toolName
+        ? result
+        : { ...result, toolCallId: id, toolName: call.toolName },
+    );
   }
   for (const stray of left) repairs.push(`a tool result without its call was left out (${stray.toolCallId})`);
   if (renamed.size === 0) sent.push(message);
@@ -116,16 +138,25 @@ function pushRound(message: AssistantMessage, calls: readonly ToolCallPart[], re
 }
 
 /** The same frozen messages for the same frozen results, so that their rendering is remembered. */
-const answers = new WeakMap<object, WeakMap<ToolResultPart, { readonly results: readonly ToolResultPart[]; readonly messages: readonly Message[] }>>();
+const answers = new WeakMap<
+  object,
+  WeakMap<ToolResultPart, { readonly results: readonly ToolResultPart[]; readonly messages: readonly Message[] }>
+>();
 
 /** The results of one round in one message, and after it the media that they cannot hold. */
 function answersOf(results: readonly ToolResultPart[], { rules }: Sending): readonly Message[] {
   const key = rules ?? ANY;
-  const cache = answers.get(key) ?? new WeakMap<ToolResultPart, { readonly results: readonly ToolResultPart[]; readonly messages: readonly Message[] }>();
+  const cache =
+    answers.get(key) ??
+    new WeakMap<
+      ToolResultPart,
+      { readonly results: readonly ToolResultPart[]; readonly messages: readonly Message[] }
+    >();
   answers.set(key, cache);
   const [first] = results;
   const known = first === undefined ? undefined : cache.get(first);
-  if (known?.results.length === results.length && known.results.every((part, index) => part === results[index])) return known.messages;
+  if (known?.results.length === results.length && known.results.every((part, index) => part === results[index]))
+    return known.messages;
   const fit = results.map((result) => fitResult(result, rules));
   const media = fit.flatMap((each) => each.media);
   const messages: readonly Message[] = deepFreeze([
@@ -154,7 +185,10 @@ function interruptedResult(call: ToolCallPart): ToolResultPart {
     type: 'tool-result',
     toolCallId: call.toolCallId,
     toolName: call.toolName,
-    output: { type: 'error-text', value: 'The call was interrupted before it gave a result; whether it had an effect is not known.' },
+    output: {
+      type: 'error-text',
+      value: 'The call was interrupted before it gave a result; whether it had an effect is not known.',
+    },
   };
 }
 
@@ -172,17 +206,26 @@ export function toPrompt(messages: readonly Message[]): LanguageModelV3Prompt {
 }
 
 function convert(message: Message): LanguageModelV3Message {
-  const options = message.providerOptions === undefined ? {} : { providerOptions: message.providerOptions as NonNullable<LanguageModelV3Message['providerOptions']> };
+  const options =
+    message.providerOptions === undefined
+      ? {}
+      : { providerOptions: message.providerOptions as NonNullable<LanguageModelV3Message['providerOptions']> };
   switch (message.role) {
     case 'system':
       return { role: 'system', content: message.content, ...options };
     case 'user': {
-      const parts = typeof message.content === 'string' ? [{ type: 'text' as const, text: message.content }] : message.content;
+      const parts =
+        typeof message.content === 'string' ? [{ type: 'text' as const, text: message.content }] : message.content;
       return { role: 'user', content: parts.map(userPart), ...options } as LanguageModelV3Message;
     }
     case 'assistant': {
-      const parts = typeof message.content === 'string' ? [{ type: 'text' as const, text: message.content }] : message.content;
-      return { role: 'assistant', content: parts.map((part) => (part.type === 'file' ? filePart(part.data, part.mediaType, part) : part)), ...options } as LanguageModelV3Message;
+      const parts =
+        typeof message.content === 'string' ? [{ type: 'text' as const, text: message.content }] : message.content;
+      return {
+        role: 'assistant',
+        content: parts.map((part) => (part.type === 'file' ? filePart(part.data, part.mediaType, part) : part)),
+        ...options,
+      } as LanguageModelV3Message;
     }
     case 'tool':
       return { role: 'tool', content: message.content, ...options } as LanguageModelV3Message;
@@ -203,8 +246,15 @@ function userPart(part: UserPart): unknown {
 }
 
 /** Base64 text as it is, `data:` URLs taken apart, other URLs as URLs: what the provider interface calls data content. */
-function filePart(data: string, mediaType: string, part: { readonly filename?: string | undefined; readonly providerOptions?: unknown }): unknown {
-  const extras = { ...(part.filename === undefined ? {} : { filename: part.filename }), ...(part.providerOptions === undefined ? {} : { providerOptions: part.providerOptions }) };
+function filePart(
+  data: string,
+  mediaType: string,
+  part: { readonly filename?: string | undefined; readonly providerOptions?: unknown },
+): unknown {
+  const extras = {
+    ...(part.filename === undefined ? {} : { filename: part.filename }),
+    ...(part.providerOptions === undefined ? {} : { providerOptions: part.providerOptions }),
+  };
   const dataUrl = /^data:([^;,]+);base64,(.*)$/s.exec(data);
   if (dataUrl !== null) return { type: 'file', data: dataUrl[2], mediaType: dataUrl[1], ...extras };
   return { type: 'file', data: /^https?:\/\//.test(data) ? new URL(data) : data, mediaType, ...extras };

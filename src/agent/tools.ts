@@ -37,7 +37,12 @@ export interface ToolContext {
 export type ToolContentPart =
   | { readonly type: 'text'; readonly text: string }
   | { readonly type: 'image'; readonly image: string | Uint8Array; readonly mediaType: string }
-  | { readonly type: 'file'; readonly data: string | Uint8Array; readonly mediaType: string; readonly filename?: string };
+  | {
+      readonly type: 'file';
+      readonly data: string | Uint8Array;
+      readonly mediaType: string;
+      readonly filename?: string;
+    };
 
 const FAILURE = Symbol('toolFailure');
 export interface ToolFailure {
@@ -70,7 +75,9 @@ export interface Tool {
   /** Whether a person must approve this call. A throw counts as yes. */
   needsApproval(args: unknown, context: ToolContext): Awaitable<boolean>;
   /** Checked and defaulted arguments, or the faults. */
-  parse(args: unknown): { readonly ok: true; readonly args: unknown } | { readonly ok: false; readonly faults: readonly string[] };
+  parse(
+    args: unknown,
+  ): { readonly ok: true; readonly args: unknown } | { readonly ok: false; readonly faults: readonly string[] };
   execute(args: unknown, context: ToolContext): Awaitable<unknown>;
 }
 
@@ -100,7 +107,8 @@ const TOOL_NAME = /^[a-zA-Z0-9_-]{1,64}$/;
  */
 export function defineTool<const P extends z.ZodType | JsonSchema>(definition: ToolDefinition<P>): Tool {
   const { name, parameters, needsApproval = false } = definition;
-  if (!TOOL_NAME.test(name)) throw new TypeError(`A tool's name is 1 to 64 of a-z A-Z 0-9 _ -, not ${JSON.stringify(name)}.`);
+  if (!TOOL_NAME.test(name))
+    throw new TypeError(`A tool's name is 1 to 64 of a-z A-Z 0-9 _ -, not ${JSON.stringify(name)}.`);
   const inputSchema = schemaOf(name, parameters);
   return {
     name,
@@ -109,7 +117,8 @@ export function defineTool<const P extends z.ZodType | JsonSchema>(definition: T
     onCrash: definition.onCrash ?? 'unknown',
     timeoutMs: definition.timeoutMs,
     maxRetries: definition.maxRetries,
-    needsApproval: (args, context) => (typeof needsApproval === 'boolean' ? needsApproval : needsApproval(args as ToolArguments<P>, context)),
+    needsApproval: (args, context) =>
+      typeof needsApproval === 'boolean' ? needsApproval : needsApproval(args as ToolArguments<P>, context),
     parse: (args) => parseArguments(parameters, args),
     execute: (args, context) => definition.execute(args as ToolArguments<P>, context),
   };
@@ -121,7 +130,8 @@ function schemaOf(name: string, parameters: z.ZodType | JsonSchema): JsonSchema 
   const known = schemaCache.get(parameters);
   if (known !== undefined) return known;
   const schema = isZod(parameters) ? (z.toJSONSchema(parameters, { io: 'input' }) as JsonSchema) : parameters;
-  if (schema.type !== 'object') throw new TypeError(`The parameters of tool ${JSON.stringify(name)} must be an object schema.`);
+  if (schema.type !== 'object')
+    throw new TypeError(`The parameters of tool ${JSON.stringify(name)} must be an object schema.`);
   const { $schema: _dialect, ...body } = schema;
   if (!isZod(parameters)) compileJsonSchema(parameters);
   schemaCache.set(parameters, body);
@@ -163,14 +173,20 @@ function isToolFailure(value: unknown): value is ToolFailure {
  */
 export function outcomeOf(returned: unknown): ToolOutcome {
   if (isToolFailure(returned)) {
-    return { ok: false, error: { message: cutResult(returned.message), ...(returned.kind === undefined ? {} : { kind: returned.kind }) } };
+    return {
+      ok: false,
+      error: { message: cutResult(returned.message), ...(returned.kind === undefined ? {} : { kind: returned.kind }) },
+    };
   }
   if (typeof returned === 'string') return { ok: true, result: cutResult(returned) };
   if (returned === undefined) return { ok: true, result: 'Done; the tool returned nothing.' };
   try {
     if (isContent(returned)) return { ok: true, result: cutContent(returned) };
     const json = jsonText(returned);
-    return { ok: true, result: json.length > MAX_RESULT_CHARS ? cutResult(json) : wellFormed(JSON.parse(json) as JsonValue) };
+    return {
+      ok: true,
+      result: json.length > MAX_RESULT_CHARS ? cutResult(json) : wellFormed(JSON.parse(json) as JsonValue),
+    };
   } catch (error) {
     return { ok: true, result: cutResult(`Done; the result cannot be printed (${messageOf(error)}).`) };
   }
@@ -179,12 +195,17 @@ export function outcomeOf(returned: unknown): ToolOutcome {
 /** A thrown value as an error outcome, whatever it was. */
 export function failureOf(thrown: unknown, kind?: string): ToolOutcome {
   const named = kind ?? kindOfThrown(thrown);
-  return { ok: false, error: { message: cutResult(messageOf(thrown)), ...(named === undefined ? {} : { kind: named }) } };
+  return {
+    ok: false,
+    error: { message: cutResult(messageOf(thrown)), ...(named === undefined ? {} : { kind: named }) },
+  };
 }
 
 function kindOfThrown(thrown: unknown): string | undefined {
   try {
-    return typeof thrown === 'object' && thrown !== null && 'kind' in thrown && typeof thrown.kind === 'string' ? cutText(thrown.kind, 100) : undefined;
+    return typeof thrown === 'object' && thrown !== null && 'kind' in thrown && typeof thrown.kind === 'string'
+      ? cutText(thrown.kind, 100)
+      : undefined;
   } catch {
     // A getter of a thrown object may throw as well.
     return undefined;
@@ -243,10 +264,17 @@ function substitute(value: unknown, walk: Walk): JsonValue {
 function substituteObject(value: object, walk: Walk): JsonValue {
   if (ArrayBuffer.isView(value) || value instanceof ArrayBuffer) return `[${value.byteLength} bytes]`;
   if (value instanceof Error) return messageOf(value);
-  if (value instanceof Map) return Object.fromEntries([...value].map(([key, inner]) => [typeof key === 'string' ? key : JSON.stringify(substitute(key, walk)), substitute(inner, walk)]));
+  if (value instanceof Map)
+    return Object.fromEntries(
+      [...value].map(([key, inner]) => [
+        typeof key === 'string' ? key : JSON.stringify(substitute(key, walk)),
+        substitute(inner, walk),
+      ]),
+    );
   if (value instanceof Set) return [...value].map((inner) => substitute(inner, walk));
   if (Array.isArray(value)) return value.map((inner) => substitute(inner, walk));
-  if ('toJSON' in value && typeof value.toJSON === 'function') return substitute((value.toJSON as () => unknown)(), walk);
+  if ('toJSON' in value && typeof value.toJSON === 'function')
+    return substitute((value.toJSON as () => unknown)(), walk);
   const entries: [string, JsonValue][] = [];
   for (const key of Object.keys(value)) {
     try {
@@ -269,7 +297,11 @@ function isContent(value: unknown): value is readonly ToolContentPart[] {
       if (typeof part !== 'object' || part === null || !('type' in part) || !PART_TYPES.has(part.type)) return false;
       if (part.type === 'text') return 'text' in part && typeof part.text === 'string';
       const data = (part as Record<string, unknown>)[part.type === 'image' ? 'image' : 'data'];
-      return (typeof data === 'string' || data instanceof Uint8Array) && 'mediaType' in part && typeof part.mediaType === 'string';
+      return (
+        (typeof data === 'string' || data instanceof Uint8Array) &&
+        'mediaType' in part &&
+        typeof part.mediaType === 'string'
+      );
     })
   );
 }
@@ -277,7 +309,10 @@ function isContent(value: unknown): value is readonly ToolContentPart[] {
 /** Media larger than this are no help to a model and a burden to every later request. */
 const MAX_MEDIA_CHARS = 20_000_000;
 
-type StoredPart = { readonly type: 'text'; readonly text: string } | { readonly type: 'image'; readonly image: string; readonly mediaType: string } | { readonly type: 'file'; readonly data: string; readonly mediaType: string; readonly filename?: string };
+type StoredPart =
+  | { readonly type: 'text'; readonly text: string }
+  | { readonly type: 'image'; readonly image: string; readonly mediaType: string }
+  | { readonly type: 'file'; readonly data: string; readonly mediaType: string; readonly filename?: string };
 
 /** Copies of the parts; all texts together keep to the limit of a result. */
 function cutContent(parts: readonly ToolContentPart[]): StoredPart[] {
@@ -289,9 +324,18 @@ function cutContent(parts: readonly ToolContentPart[]): StoredPart[] {
       return { type: 'text', text };
     }
     const { data, mediaType } = mediaOf(part.type === 'image' ? part.image : part.data, part.mediaType);
-    if (data.length > MAX_MEDIA_CHARS) return { type: 'text', text: `[${part.type} of type ${mediaType}, about ${Math.floor((data.length * 3) / 4)} bytes: left out, as it is too large]` };
+    if (data.length > MAX_MEDIA_CHARS)
+      return {
+        type: 'text',
+        text: `[${part.type} of type ${mediaType}, about ${Math.floor((data.length * 3) / 4)} bytes: left out, as it is too large]`,
+      };
     if (part.type === 'image') return { type: 'image', image: data, mediaType };
-    return { type: 'file', data, mediaType, ...(typeof part.filename === 'string' ? { filename: cutText(part.filename, 200) } : {}) };
+    return {
+      type: 'file',
+      data,
+      mediaType,
+      ...(typeof part.filename === 'string' ? { filename: cutText(part.filename, 200) } : {}),
+    };
   });
 }
 
@@ -310,7 +354,8 @@ function base64Of(bytes: Uint8Array): string {
 
 /** An outcome as the `output` of a `tool-result` part. */
 export function outputOf(outcome: ToolOutcome): ToolResultOutput {
-  if (!outcome.ok) return { type: 'error-text', value: outcome.error.message === '' ? 'The tool failed.' : outcome.error.message };
+  if (!outcome.ok)
+    return { type: 'error-text', value: outcome.error.message === '' ? 'The tool failed.' : outcome.error.message };
   const { result } = outcome;
   if (typeof result === 'string') return { type: 'text', value: result };
   if (isContent(result)) {
@@ -323,7 +368,12 @@ export function outputOf(outcome: ToolOutcome): ToolResultOutput {
           case 'image':
             return { type: 'image-data', data: part.image, mediaType: part.mediaType };
           case 'file':
-            return { type: 'file-data', data: part.data, mediaType: part.mediaType, ...(part.filename === undefined ? {} : { filename: part.filename }) };
+            return {
+              type: 'file-data',
+              data: part.data,
+              mediaType: part.mediaType,
+              ...(part.filename === undefined ? {} : { filename: part.filename }),
+            };
         }
       }),
     };

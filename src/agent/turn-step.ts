@@ -288,7 +288,8 @@ async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, m
     return call;
   } catch (error) {
     if (attempt.signal.aborted && attempt.signal.reason instanceof RunCancelledError) {
-      attempt.inFlight({ kind: 'model', name: handle.id, id: modelCallId, obeyed: true, ms: 0, sideEffects: 'none' });
+      const ms = attempt.clock.now() - (attempt.signal.reason.requestedAtMs ?? attempt.clock.now());
+      attempt.inFlight({ kind: 'model', name: handle.id, id: modelCallId, obeyed: true, ms, sideEffects: 'none' });
     }
     throw error;
   }
