@@ -39,7 +39,7 @@ export function agentTool(turn: Pick<RunScope, 'spawnAgent'>, options: AgentTool
         if (result.status === 'completed') return result.output;
         const why = result.error === undefined ? '' : `: ${result.error}`;
         return toolFailure(
-          `The agent's run ${result.runId} was ${result.status === 'failed' ? 'no success' : 'cancelled'}${why}`,
+          `The agent's run ${result.runId} ${result.status === 'failed' ? 'failed' : 'was cancelled'}${why}`,
           { kind: `agent_${result.status}` },
         );
       } catch (error) {

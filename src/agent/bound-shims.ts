@@ -32,6 +32,7 @@ const WRAP_GRACE_MS = GRACE_MS + 100;
 /** One shim's session in one attempt. */
 export interface ShimSession {
   readonly name: string;
+  readonly agent: string;
   readonly shim: Shim;
   readonly named: NamedShim;
   readonly bound: BoundShim;
@@ -85,7 +86,7 @@ export class BoundShims {
         const bound = await bindOne(named, task, host);
         const namespace = shim.stateDefinition === undefined ? undefined : new ShimNamespace(name, shim.stateDefinition, host.port.working);
         const signal = host.port.signal;
-        sessions.push({ name, shim, named, bound, namespace, signal, scope: new ShimScope(host.port, name, { namespace, signal }), started: false, turn: undefined });
+        sessions.push({ name, agent: task.agent, shim, named, bound, namespace, signal, scope: new ShimScope(host.port, name, { agent: task.agent, namespace, signal }), started: false, turn: undefined });
         guardSync(name, 'state', () => namespace?.load());
         hooks.push(...guardSync(name, 'runnerHooks', () => bound.runnerHooks()));
       }
@@ -182,7 +183,7 @@ export class BoundShims {
   async cleanUp(session: ShimSession, result: RunResult | null): Promise<void> {
     if (!implementsCallback(session.bound, 'onRunEnd')) return;
     const host = this.#host;
-    session.scope = new ShimScope(host.port, session.name, { namespace: session.namespace, signal: new AbortController().signal });
+    session.scope = new ShimScope(host.port, session.name, { agent: session.agent, namespace: session.namespace, signal: new AbortController().signal });
     const startedAt = host.clock.now();
     try {
       const returned = session.bound.onRunEnd(result, host.transientState, session.scope);
@@ -282,7 +283,7 @@ export class BoundShims {
     const held = working.history;
     working.history = [...held];
     Object.freeze(held);
-    session.scope = new ShimScope(this.#host.port, session.name, { namespace: session.namespace, signal: session.signal });
+    session.scope = new ShimScope(this.#host.port, session.name, { agent: session.agent, namespace: session.namespace, signal: session.signal });
     session.turn = undefined;
   }
 }

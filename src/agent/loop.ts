@@ -5,7 +5,7 @@ import { guardsFor, placeOf } from './inheritance.js';
 import { jsonSchemaFaults } from './json-schema.js';
 import { CancelledFirstError, copyPosition, type AttemptEnd, type Settled } from './journal.js';
 import { deepFreeze } from './json.js';
-import { internalMessage, textOf, type ModelResponse, withoutInternalInJson } from './messages.js';
+import { internalMessage, isEphemeral, textOf, type HistoryItem, type ModelResponse, withoutInternalInJson } from './messages.js';
 import type { FinishReason } from './model.js';
 import { BudgetReachedError, failureProblem, findCancellation, HandedOverError, LimitExceededError, loggedError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
 import type { Cancellation, Interruption, RunLimits } from './run.js';
@@ -394,7 +394,10 @@ async function writeEnd(attempt: Attempt, outcome: Outcome): Promise<AttemptEnd 
   const { working, position } = attempt;
   if (outcome.kind === 'handedOver') return undefined;
   const endOf = attemptEnd(attempt, outcome);
-  if (outcome.kind !== 'waiting') working.stripEphemeral();
+  if (outcome.kind !== 'waiting') {
+    working.stripEphemeral();
+    attempt.position.deferred = attempt.position.deferred.filter(({ item }) => !isEphemeral(item as HistoryItem));
+  }
   if (outcome.kind !== 'failed') delete position.settled;
   delete attempt.position.settled;
   attempt.event(attempt.effects.snapshot('runEnd'));

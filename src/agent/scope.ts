@@ -98,6 +98,7 @@ export class ClosedScopeError extends Error {
 export class ShimScope implements RunScope {
   readonly shim: string;
   readonly #attempt: AttemptPort;
+  readonly #agent: string;
   readonly #namespace: ShimNamespace | undefined;
   readonly runState: RunStateView;
   readonly #parentSignal: AbortSignal;
@@ -105,9 +106,10 @@ export class ShimScope implements RunScope {
   #unwatch = (): void => undefined;
   #closed = false;
 
-  constructor(attempt: AttemptPort, shim: string, options: { readonly namespace: ShimNamespace | undefined; readonly signal: AbortSignal }) {
+  constructor(attempt: AttemptPort, shim: string, options: { readonly agent: string; readonly namespace: ShimNamespace | undefined; readonly signal: AbortSignal }) {
     this.#attempt = attempt;
     this.shim = shim;
+    this.#agent = options.agent;
     this.#namespace = options.namespace;
     this.#parentSignal = options.signal;
     this.runState = new RunStateView(
@@ -121,8 +123,9 @@ export class ShimScope implements RunScope {
   get runId(): string {
     return this.#attempt.runId;
   }
+  /** The agent that the session is bound to: after a handoff the run has gone on with another one. */
   get agent(): string {
-    return this.#attempt.agent;
+    return this.#agent;
   }
   get recovered(): boolean {
     return this.#attempt.recovered;

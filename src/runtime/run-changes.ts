@@ -188,6 +188,7 @@ export class RunChanges {
     const nowMs = this.#now();
     const error = failureProblem(cause);
     const partialOutput = partialText(this.#store.lastEventBodies(row.n, TAIL_ROWS));
+    this.#store.dropEphemeral(row.n);
     const lines = [eventLine({ type: 'run.failed', error, partialOutput }, row, nowMs)];
     const lastSeq = this.#store.addEvents(row.n, lines, nowMs);
     this.#store.applyEnd(row.n, { status: 'failed', error, partialOutput }, { seq: lastSeq, attempt: row.attempt, nowMs });

@@ -205,8 +205,8 @@ describe('an agent as a tool', () => {
   });
 
   it.each([
-    [{ error: { message: 'out of order' } }, /no success: out of order$/, 'agent_failed'],
-    [() => Promise.reject(new RunCancelledError()), /no success/, 'agent_failed'],
+    [{ error: { message: 'out of order' } }, /failed: out of order$/, 'agent_failed'],
+    [() => Promise.reject(new RunCancelledError()), /failed/, 'agent_failed'],
   ] as const)('R97 a child that fails is an error result (%#)', async (answer, text, kind) => {
     const second = agentWith([answer], { name: 'second', modelMaxRetries: 0 });
     const { agent } = agentWith([ask(), 'done'], { shims: [asks({ agent: 'second' })], agents: [second.agent] });

@@ -59,7 +59,7 @@ export async function putAgent(
 export function textsOf({ body }: { readonly body: JsonObject }): string[] {
   return (body.messages as readonly { role: string; content?: unknown; tool_calls?: readonly object[] }[]).map(
     ({ role, content, tool_calls: called }) => {
-      const text = typeof content === 'string' ? content : content == null ? '' : JSON.stringify(content);
+      const text = typeof content === 'string' ? content : JSON.stringify(content ?? '');
       return called === undefined ? `${role}: ${text}` : `${role}: ${text}[${called.length} calls]`;
     },
   );
