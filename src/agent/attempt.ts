@@ -82,6 +82,8 @@ export interface AttemptInput {
   readonly lineage?: readonly string[] | undefined;
   /** For a helper: the only tools that it may see. */
   readonly onlyTools?: readonly string[] | undefined;
+  /** Told which shims each agent of the attempt is about to be bound with (R118). */
+  readonly onBind?: ((shims: readonly NamedShim[]) => void) | undefined;
   /** The attempt goes on after a crash or a wait (R86). */
   readonly recovered: boolean;
   /** Aborted to stop the attempt; the reason is a RunCancelledError, a HandedOverError, or a LimitExceededError. */

@@ -2,7 +2,6 @@ import { Attempt, type AgentInstance, type AttemptInput, type Frame, type LoopDe
 import { BoundShims } from './bound-shims.js';
 import type { RunResult } from './hooks.js';
 import { guardsFor, placeOf } from './inheritance.js';
-import { jsonSchemaFaults } from './json-schema.js';
 import { CancelledFirstError, copyPosition, type AttemptEnd, type Settled } from './journal.js';
 import { deepFreeze } from './json.js';
 import { internalMessage, isEphemeral, textOf, type HistoryItem, type ModelResponse, withoutInternalInJson } from './messages.js';
@@ -10,6 +9,7 @@ import type { FinishReason } from './model.js';
 import { BudgetReachedError, failureProblem, findCancellation, HandedOverError, LimitExceededError, loggedError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
 import type { Cancellation, Interruption, RunLimits } from './run.js';
 import { RunStateView } from './run-state.js';
+import { parseOutput } from './structured-output.js';
 import { cancelRound, ToolRound, type RoundResult } from './tool-round.js';
 import { assertLimits, modelStep, prepareTurn, visibleTools } from './turn-step.js';
 
@@ -114,7 +114,9 @@ async function openFrame(attempt: Attempt, depth: number): Promise<Frame> {
   const agent: AgentInstance = attempt.deps.agent(name);
   const { runId, parentRunId, depth: runDepth } = attempt.input;
   const task = Object.freeze({ runId, agent: name, model: agent.descriptor.model, depth: runDepth, ...(parentRunId === undefined ? {} : { parentRunId }) });
-  const shims = await BoundShims.bind([...guardsFor(attempt, agent), ...agent.shims], task, attempt, attempt.deps.hostHooks);
+  const named = [...guardsFor(attempt, agent), ...agent.shims];
+  attempt.input.onBind?.(named);
+  const shims = await BoundShims.bind(named, task, attempt, attempt.deps.hostHooks);
   return { agent, shims, task };
 }
 
@@ -225,16 +227,6 @@ function finalAnswer(attempt: Attempt, frame: Frame, response: ModelResponse): S
     internalMessage({ role: 'user', content: `This answer does not satisfy the output schema: ${parsed.faults.join('; ')}. Answer again with valid JSON only.` }, { origin: 'output' }),
   );
   return { kind: 'next' };
-}
-
-function parseOutput(schema: Readonly<Record<string, unknown>>, text: string): { readonly value: unknown; readonly faults: readonly string[] } {
-  const fenced = /^\s*```(?:json)?\s*\n([\s\S]*?)\n\s*```\s*$/.exec(text);
-  try {
-    const value: unknown = JSON.parse(fenced?.[1] ?? text);
-    return { value, faults: jsonSchemaFaults(schema, value) };
-  } catch (error) {
-    return { value: undefined, faults: [`/: this is no JSON (${error instanceof Error ? error.message : String(error)})`] };
-  }
 }
 
 /** History, responses, state and count go along; ephemeral messages do not (R94); the instructions become the child's (R96). */

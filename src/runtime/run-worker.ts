@@ -1,4 +1,5 @@
 import type { AgentInstance, LoopDeps } from '../agent/attempt.js';
+import type { NamedShim } from '../agent/bound-shims.js';
 import type { SavedState } from '../agent/journal.js';
 import { runAttempt } from '../agent/loop.js';
 import { failureProblem, HandedOverError, messageOf, RunCancelledError, RunError, runErrorData } from '../agent/run-errors.js';
@@ -25,6 +26,11 @@ export interface WorkerDeps extends RunJournalDeps {
   readonly dataDir: string;
 }
 
+interface ShimHash {
+  readonly name: string;
+  readonly hash: string;
+}
+
 /** Drives one attempt of one run, and is the one place through which it can be stopped. */
 export class RunWorker {
   readonly runId: string;
@@ -34,6 +40,8 @@ export class RunWorker {
   readonly #start: AttemptStart;
   readonly #controller = new AbortController();
   readonly #journal: RunJournal;
+  /** Names of the shims that this attempt was bound with so far. */
+  readonly #noted = new Set<string>();
 
   constructor(deps: WorkerDeps, start: AttemptStart) {
     this.#deps = deps;
@@ -68,7 +76,6 @@ export class RunWorker {
   async #drive(): Promise<void> {
     const { row, saved, request, recovered, interruptedModelCallId } = this.#start;
     try {
-      this.#noteShims();
       await runAttempt(
         {
           runId: row.id,
@@ -81,6 +88,9 @@ export class RunWorker {
           guards: request.guards,
           lineage: this.#start.ancestors.toReversed().flatMap((ancestor) => ancestor.agents),
           onlyTools: request.helper?.tools,
+          onBind: (shims) => {
+            this.#noteShims(shims);
+          },
           saved,
           recovered,
           signal: this.#controller.signal,
@@ -97,18 +107,19 @@ export class RunWorker {
   }
 
   /** A run records the content hash of each shim it ran with; an attempt with another one says so (R118). */
-  #noteShims(): void {
-    const { row, agent } = this.#start;
+  #noteShims(bound: readonly NamedShim[]): void {
+    const { row } = this.#start;
     const { store, writer } = this.#deps;
-    const shims = agent(this.#start.saved.position.agents[0] ?? row.agent).shims.map(({ name, hash }) => ({ name, hash }));
-    const body = JSON.stringify(shims);
-    const stored = store.doc(row.n, 'shims');
-    if (stored === body) return;
-    const before = new Map((JSON.parse(stored ?? '[]') as typeof shims).map(({ name, hash }) => [name, hash]));
-    for (const { name, hash } of shims) {
-      const old = before.get(name);
-      if (old !== undefined && old !== hash) this.#journal.note({ type: 'shim.changed', shim: name, before: old, after: hash });
+    const known = new Map((JSON.parse(store.doc(row.n, 'shims') ?? '[]') as ShimHash[]).map(({ name, hash }) => [name, hash]));
+    const fresh = bound.filter(({ name, hash }) => !this.#noted.has(name) && known.get(name) !== hash);
+    for (const { name } of bound) this.#noted.add(name);
+    if (fresh.length === 0) return;
+    for (const { name, hash } of fresh) {
+      const before = known.get(name);
+      if (before !== undefined) this.#journal.note({ type: 'shim.changed', shim: name, before, after: hash });
+      known.set(name, hash);
     }
+    const body = JSON.stringify([...known].map(([name, hash]) => ({ name, hash })));
     writer
       .run(
         () => {
