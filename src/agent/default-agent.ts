@@ -65,6 +65,7 @@ const fnvDigest: Digest = (text) => {
 export class DefaultAgent {
   readonly #options: DefaultAgentOptions;
   readonly #instance: AgentInstance;
+  readonly #shims: readonly OncePerAgent[];
   #saved: SavedState;
   #queue: Promise<unknown> = Promise.resolve();
   #runs = 0;
@@ -85,8 +86,8 @@ export class DefaultAgent {
     const shims = (options.shims ?? []).map((shim) => (shim instanceof ShimDefinition ? shim.create() : shim));
     shims.forEach(assertGuard);
     assertOwnNames(shims);
-    const named = shims.map((shim) => ({ name: shim.name, shim: new OncePerAgent(shim, async () => this.#disposeSessions()), hash: '' }));
-    this.#instance = { descriptor, tools: options.tools ?? [], shims: named };
+    this.#shims = shims.map((shim) => new OncePerAgent(shim, async () => this.#disposeSessions()));
+    this.#instance = { descriptor, tools: options.tools ?? [], shims: this.#shims.map((shim) => ({ name: shim.name, shim, hash: '' })) };
     this.#saved = newState(descriptor.name, descriptor.instructions);
   }
 
@@ -129,7 +130,12 @@ export class DefaultAgent {
       result,
       async *[Symbol.asyncIterator]() {
         for (let next = 0; ; ) {
-          while (next < buffer.length) yield buffer[next++] as LifecycleEvent;
+          const event = buffer[next];
+          if (event !== undefined) {
+            next += 1;
+            yield event;
+            continue;
+          }
           if (over) return;
           await new Promise<void>((resolve) => {
             wake = resolve;
@@ -161,9 +167,9 @@ export class DefaultAgent {
 
   async #disposeSessions(): Promise<unknown[]> {
     const failures: unknown[] = [];
-    for (const { shim } of this.#instance.shims) {
+    for (const shim of this.#shims) {
       try {
-        await (shim as OncePerAgent).dispose();
+        await shim.dispose();
       } catch (error) {
         failures.push(error);
       }

@@ -11,26 +11,20 @@ export function settleResponse(
   given: ModelResponse,
   defaults: { readonly modelId: string; newId(): string },
 ): ModelResponse {
-  const { message } = given as Partial<ModelResponse>;
+  const { message, ...told } = given as Partial<ModelResponse>;
   if (message === undefined) throw new TypeError('The response has no message.');
   const settled = settleMessage(message, 'response.message');
   if (settled.role !== 'assistant') throw new TypeError('The message of a response is of the assistant.');
-  const {
-    modelCallId = defaults.newId(),
-    modelId = defaults.modelId,
-    usage = NO_USAGE,
-    providerMetadata,
-  }: Partial<ModelResponse> = given;
-  const { id = modelCallId, finishReason = callsTools(settled) ? 'tool-calls' : 'stop' }: Partial<ModelResponse> =
-    given;
+  const modelCallId = told.modelCallId ?? defaults.newId();
+  const { providerMetadata } = told;
   if (providerMetadata !== undefined) checkJson(providerMetadata, 'response.providerMetadata');
   return deepFreeze({
-    id,
+    id: told.id ?? modelCallId,
     modelCallId,
-    modelId,
+    modelId: told.modelId ?? defaults.modelId,
     message: settled,
-    finishReason: FinishReasonSchema.parse(finishReason),
-    usage: UsageSchema.parse(usage),
+    finishReason: FinishReasonSchema.parse(told.finishReason ?? (callsTools(settled) ? 'tool-calls' : 'stop')),
+    usage: UsageSchema.parse(told.usage ?? NO_USAGE),
     ...(providerMetadata === undefined ? {} : { providerMetadata: structuredClone(providerMetadata) }),
   });
 }

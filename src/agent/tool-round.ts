@@ -239,13 +239,13 @@ export class ToolRound {
   async run(): Promise<RoundResult> {
     const attempt = this.#attempt;
     const queue = attempt.calls.filter((record) => record.state === 'pending' || record.state === 'started');
-    let failure: unknown;
+    let failure: Error | undefined;
     const work = async (): Promise<void> => {
       for (let record = queue.shift(); record !== undefined && failure === undefined && !attempt.signal.aborted; record = queue.shift()) {
         try {
           await this.#runOne(record);
         } catch (error) {
-          failure ??= error;
+          failure ??= error as Error;
         }
       }
     };
@@ -300,12 +300,12 @@ export class ToolRound {
     const ms = attempt.clock.now() - startedAt;
     // A hand-over interrupted it: the record stays as it is, and the next start applies the tool's crash rule.
     if ((outcome === CANCELLED || wasInterrupted(record)) && attempt.signal.reason instanceof HandedOverError) return;
-    let failure: unknown;
+    let failure: Error | undefined;
     try {
       this.#flushState(record, ms);
     } catch (error) {
       // What the tool wrote is refused, but its effect has happened: the outcome is kept.
-      failure = error;
+      failure = error as Error;
       attempt.working.discard();
       for (const session of this.#frame.shims.sessions) session.namespace?.reset();
     }
