@@ -12,9 +12,9 @@ import { memory } from './rows/memory.js';
 import { p10 } from './rows/overheads.js';
 import { profiles } from './rows/profiles.js';
 import { library, p1, p2, p3, p4, p5 } from './rows/runs.js';
-import { p6, p8, p9 } from './rows/streams.js';
 import { p11, start } from './rows/stored.js';
-import { Stage, type Scale } from './stage.js';
+import { p6, p8, p9 } from './rows/streams.js';
+import { type Scale, Stage } from './stage.js';
 import { type Row, tableOf } from './table.js';
 
 /** In the order in which they are measured; `--only` takes these names. */

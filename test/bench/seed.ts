@@ -1,5 +1,15 @@
 import { createHash } from 'node:crypto';
-import { copyFileSync, existsSync, readdirSync, readFileSync, renameSync, rmSync } from 'node:fs';
+import {
+  closeSync,
+  copyFileSync,
+  existsSync,
+  fsyncSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
@@ -33,6 +43,7 @@ export async function folderWithRuns(stage: Stage, count: number): Promise<strin
   }
   const folder = stage.newFolder();
   copyFileSync(kept, join(folder, FILE));
+  toDisk(join(folder, FILE));
   return folder;
 }
 
@@ -88,6 +99,14 @@ export function multiply(file: string, { to, status }: { readonly to: number; re
   })();
   database.pragma('journal_mode = WAL');
   database.close();
+  toDisk(file);
+}
+
+/** What the system has not written yet would be written at the first fsync of the server that is measured. */
+function toDisk(file: string): void {
+  const descriptor = openSync(file, 'r+');
+  fsyncSync(descriptor);
+  closeSync(descriptor);
 }
 
 /** Changes with the code that says what is stored how. */

@@ -21,7 +21,7 @@ export interface BenchServerOptions {
 }
 
 interface BenchAgent {
-  readonly shims: readonly { readonly use: string; readonly config?: object }[];
+  readonly shims: readonly { readonly use: string; readonly as?: string; readonly config?: object }[];
   readonly model?: string;
 }
 
@@ -30,6 +30,7 @@ const AGENTS: Readonly<Record<string, BenchAgent>> = {
   bench: { shims: [{ use: 'bench-echo' }, { use: 'bench-brief' }, { use: 'bench-idle' }] },
   bare: { shims: [] },
   idle: { shims: [{ use: 'bench-idle' }] },
+  idle10: { shims: Array.from({ length: 10 }, (_, index) => ({ use: 'bench-idle', as: `idle-${index}` })) },
   log: { shims: [{ use: 'bench-echo' }, { use: 'bench-log', config: { events: 1000 } }] },
   offline: { shims: [{ use: 'bench-echo' }, { use: 'bench-brief' }, { use: 'bench-idle' }], model: 'scripted/demo' },
 };

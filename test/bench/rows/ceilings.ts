@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import { Program } from '../program.js';
 import { ourRuns, type Stage } from '../stage.js';
-import { ratioRow, type Row, valueRow } from '../table.js';
+import { type Row, ratioRow, valueRow } from '../table.js';
 import { compare, loadWindow } from '../windows.js';
 import { jsonPosts } from './stored.js';
 

@@ -4,7 +4,7 @@ import SQLite from 'better-sqlite3';
 import type { Program } from '../program.js';
 import type { BenchServer } from '../server.js';
 import type { Stage } from '../stage.js';
-import { ratioRow, type Row, valueRow } from '../table.js';
+import { type Row, ratioRow, valueRow } from '../table.js';
 import { compare, loadWindow, type Side } from '../windows.js';
 
 const INPUT = 'Say something, deltas=20.';

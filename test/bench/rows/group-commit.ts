@@ -28,17 +28,24 @@ export async function groupCommit(stage: Stage): Promise<Row[]> {
         await at('main');
         await at('worker');
         const pairs: { main: CommitFigures; worker: CommitFigures }[] = [];
-        for (let round = 0; round < (smoke ? 1 : rounds); round += 1)
-          pairs.push({ worker: await at('worker'), main: await at('main') });
-        const of = (by: 'main' | 'worker', what: keyof CommitFigures): string =>
-          median(pairs.map((pair) => pair[by][what])).toFixed(what === 'cpuUs' ? 0 : 1);
-        const details = (by: 'main' | 'worker'): string =>
-          `${by} ${of(by, 'cpuUs')} us CPU, p99 ${of(by, 'stepMs')} ms, loop p99 ${of(by, 'loopMs')} ms, ${of(by, 'perCommit')} a commit`;
+        for (let round = 0; round < (smoke ? 1 : rounds); round += 1) {
+          const [a, b, c, d] = [await at('worker'), await at('main'), await at('main'), await at('worker')];
+          pairs.push({ worker: mean(a, d), main: mean(b, c) });
+        }
+        const id = `G.${sync === 'FULL' ? 'full' : 'normal'}.${workUs}.${concurrency}`;
+        const rounded = (by: 'main' | 'worker', what: keyof CommitFigures): string =>
+          median(pairs.map((pair) => pair[by][what])).toFixed(1);
+        const both = (what: keyof CommitFigures): string => `${rounded('worker', what)} / ${rounded('main', what)}`;
         rows.push(
           ratioRow({
-            id: `G.${sync === 'FULL' ? 'full' : 'normal'}.${workUs}.${concurrency}`,
-            what: `steps/s, worker / main thread (${details('worker')}; ${details('main')})`,
+            id,
+            what: `commits by a worker / by the main thread, steps/s (p99 of a step ${both('stepMs')} ms, of the loop ${both('loopMs')} ms)`,
             rounds: pairs.map(({ main, worker }) => ({ value: worker.stepsPerSecond, ceiling: main.stepsPerSecond })),
+          }),
+          ratioRow({
+            id: `${id}.cpu`,
+            what: `the same, us of CPU a step, all threads (steps in a commit ${both('perCommit')})`,
+            rounds: pairs.map(({ main, worker }) => ({ value: worker.cpuUs, ceiling: main.cpuUs })),
           }),
         );
       }
@@ -46,4 +53,15 @@ export async function groupCommit(stage: Stage): Promise<Row[]> {
     await program.stop();
   }
   return rows;
+}
+
+function mean(a: CommitFigures, b: CommitFigures): CommitFigures {
+  const of = (what: keyof CommitFigures): number => (a[what] + b[what]) / 2;
+  return {
+    stepsPerSecond: of('stepsPerSecond'),
+    cpuUs: of('cpuUs'),
+    stepMs: of('stepMs'),
+    loopMs: of('loopMs'),
+    perCommit: of('perCommit'),
+  };
 }

@@ -1,10 +1,10 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { figuresOf, profileText, type CpuProfile } from '../profile.js';
-import { ourRuns, type Stage } from '../stage.js';
+import { type CpuProfile, figuresOf, profileText } from '../profile.js';
 import type { BenchServer } from '../server.js';
-import { loadWindow, type LoadOptions, type Side } from '../windows.js';
+import { ourRuns, type Stage } from '../stage.js';
+import { type LoadOptions, loadWindow, type Side } from '../windows.js';
 import { forks, newRun, ourTurns } from './conversation.js';
 
 const BUSY = 64;

@@ -1,6 +1,6 @@
 import { floorRuns, ourRuns, type Stage } from '../stage.js';
 import { quantile } from '../statistics.js';
-import { ratioRow, type Row } from '../table.js';
+import { type Row, ratioRow } from '../table.js';
 import { compare, loadWindow, type Pair, type Side } from '../windows.js';
 
 const PLAIN = 'Say something, deltas=20.';

@@ -37,6 +37,11 @@ export async function p11(stage: Stage): Promise<Row[]> {
       rounds: pairs.map((pair) => ({ value: pair.ours.perSecond, ceiling: pair.ceiling.perSecond })),
       atLeast: 0.6,
     }),
+    ratioRow({
+      id: 'P11.cpu',
+      what: 'us of CPU per GET of a run / per request of C1',
+      rounds: pairs.map((pair) => ({ value: pair.ours.cpuMs * 1000, ceiling: pair.ceiling.cpuMs * 1000 })),
+    }),
   ];
 }
 

@@ -5,7 +5,7 @@ import { Program } from '../program.js';
 import type { BenchServer } from '../server.js';
 import { floorRuns, ourRuns, type Stage } from '../stage.js';
 import { quantile } from '../statistics.js';
-import { ratioRow, type Row, valueRow } from '../table.js';
+import { type Row, ratioRow, valueRow } from '../table.js';
 import type { Side } from '../windows.js';
 
 const stream = { accept: 'text/event-stream' };
