@@ -60,7 +60,14 @@ export interface AppOptions {
 }
 
 /** The HTTP side: plugins and routes, in order. It listens to nothing yet. */
-export async function buildApp({ config, runtime, eventLog, runCounts, silenceSeconds, log }: AppOptions): Promise<FastifyInstance> {
+export async function buildApp({
+  config,
+  runtime,
+  eventLog,
+  runCounts,
+  silenceSeconds,
+  log,
+}: AppOptions): Promise<FastifyInstance> {
   const app: FastifyInstance = Fastify({
     ...(log === undefined ? {} : { loggerInstance: log }),
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'requestId' }),
@@ -230,7 +237,14 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     cancel: async (row) => runtime.cancelOrphan(row),
   });
   runtime.attach(recovery);
-  const retention = new Retention({ store, writer, log, now, runsDays: config.RETAIN_RUNS_DAYS, eventsDays: config.RETAIN_EVENTS_DAYS });
+  const retention = new Retention({
+    store,
+    writer,
+    log,
+    now,
+    runsDays: config.RETAIN_RUNS_DAYS,
+    eventsDays: config.RETAIN_EVENTS_DAYS,
+  });
   await loadAgents({ agents, shims, models, folder: config.AGENTS_DIR, log });
   return {
     runtime,
@@ -269,7 +283,12 @@ function modelRegistry(config: Config): ModelRegistry {
 }
 
 function secretsOf(config: Config): string[] {
-  const providers = [config.OPENAI_API_KEY, config.ANTHROPIC_API_KEY, config.GOOGLE_GENERATIVE_AI_API_KEY, config.OPENAI_COMPATIBLE_API_KEY];
+  const providers = [
+    config.OPENAI_API_KEY,
+    config.ANTHROPIC_API_KEY,
+    config.GOOGLE_GENERATIVE_AI_API_KEY,
+    config.OPENAI_COMPATIBLE_API_KEY,
+  ];
   return [...providers, ...(config.API_KEYS ?? []).map(({ key }) => key)].filter((secret) => secret !== undefined);
 }
 

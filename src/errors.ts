@@ -143,7 +143,10 @@ export class VersionMismatchError extends AppError {
   readonly status = 412;
   readonly title = 'Version mismatch';
   constructor(expected: string, actual: number) {
-    super({ detail: `If-Match asks for version ${expected}, the run is at version ${actual}.`, extensions: { version: actual } });
+    super({
+      detail: `If-Match asks for version ${expected}, the run is at version ${actual}.`,
+      extensions: { version: actual },
+    });
   }
 }
 

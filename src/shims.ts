@@ -3,12 +3,13 @@
  * callback, is the docstring of `ShimCallbacks`.
  */
 export { z } from 'zod';
-export { agentTool, type AgentToolOptions } from './agent/agent-tool.js';
+export { type AgentToolOptions, agentTool } from './agent/agent-tool.js';
 export type { InlineContext, ShimDefinition, ShimSpec } from './agent/define-shim.js';
 export { defineShim, InvalidShimConfigError, InvalidShimError } from './agent/define-shim.js';
 export { DelegatingBoundShim, DelegatingShim } from './agent/delegating.js';
 export type { AgentDescriptor, ToolSettings } from './agent/descriptor.js';
 export type { AgentTask, ModelDelta, ModelRequest, RunnerHooks, RunResult } from './agent/hooks.js';
+export { DelegationLimitError } from './agent/inheritance.js';
 export type { JsonValue } from './agent/json.js';
 export { NotJsonError } from './agent/json.js';
 export type { JsonSchema } from './agent/json-schema.js';
@@ -34,8 +35,8 @@ export type { FinishReason, Usage } from './agent/model.js';
 export type { RunLimits } from './agent/run.js';
 export type { RunErrorCode } from './agent/run-errors.js';
 export {
-  ModelCallError,
   BudgetReachedError,
+  ModelCallError,
   RunCancelledError,
   RunError,
   ShimCleanupError,
@@ -56,7 +57,6 @@ export type {
   ToolSourceBinding,
 } from './agent/shim.js';
 export { BoundShim, Shim } from './agent/shim.js';
-export { DelegationLimitError } from './agent/inheritance.js';
 export type { NamespaceDefinition } from './agent/shim-namespace.js';
 export { InvalidStateError, NewerStateError } from './agent/shim-namespace.js';
 export type { RunContext, ShimState, StateMap } from './agent/state-map.js';

@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import { DelegationLimitError } from './inheritance.js';
 import type { RunScope } from './scope.js';
-import { defineTool, toolFailure, type Tool } from './tools.js';
+import { defineTool, type Tool, toolFailure } from './tools.js';
 
 export interface AgentToolOptions {
   readonly name: string;

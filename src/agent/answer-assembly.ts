@@ -1,6 +1,6 @@
 import type { LanguageModelV3StreamPart, LanguageModelV3Usage } from '@ai-sdk/provider';
 import type { ModelDelta } from './hooks.js';
-import { deepFreeze, wellFormed, type JsonValue } from './json.js';
+import { deepFreeze, type JsonValue, wellFormed } from './json.js';
 import type { AssistantPart, ModelResponse } from './messages.js';
 import type { FinishReason, Usage } from './model.js';
 import { ModelCallError } from './run-errors.js';

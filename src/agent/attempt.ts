@@ -1,18 +1,26 @@
 import { onAbort } from './abort.js';
-import { GRACE_MS, type BoundShims, type NamedShim, type SessionHost } from './bound-shims.js';
-import { within, type Clock } from './clock.js';
+import { type BoundShims, GRACE_MS, type NamedShim, type SessionHost } from './bound-shims.js';
+import { type Clock, within } from './clock.js';
 import type { AgentDescriptor } from './descriptor.js';
-import { EffectRecorder, type Digest } from './effects.js';
+import { type Digest, EffectRecorder } from './effects.js';
 import type { EventInput } from './events.js';
 import type { AgentTask, ModelRequest, RunnerHooks } from './hooks.js';
-import { copyPosition, type Checkpoint, type Journal, type JournalEntry, type Position, type SavedState, type ToolCallRecord } from './journal.js';
-import { strictStringify, type JsonValue } from './json.js';
+import {
+  type Checkpoint,
+  copyPosition,
+  type Journal,
+  type JournalEntry,
+  type Position,
+  type SavedState,
+  type ToolCallRecord,
+} from './journal.js';
+import { type JsonValue, strictStringify } from './json.js';
 import type { ModelResponse } from './messages.js';
-import { callModel, type ModelCallOptions } from './model-call.js';
 import { addUsage, type ModelSource, type Usage } from './model.js';
-import { withRetries, type RetryOptions } from './retries.js';
-import { HandedOverError, messageOf, RunCancelledError } from './run-errors.js';
+import { callModel, type ModelCallOptions } from './model-call.js';
+import { type RetryOptions, withRetries } from './retries.js';
 import type { InFlight, RunLimits, UnknownToolCall } from './run.js';
+import { HandedOverError, messageOf, RunCancelledError } from './run-errors.js';
 import { WorkingState } from './run-state.js';
 import type { AttemptPort, ShimModelRequest, SpawnRequest, SpawnResult } from './scope.js';
 import { TransientState } from './state-map.js';
@@ -192,7 +200,8 @@ export class Attempt implements AttemptPort, SessionHost {
   }
 
   event(event: EventInput): void {
-    if (event.type === 'shim.failed') this.log.warn({ runId: this.runId, agent: this.agent, error: event.error }, 'a shim failed and was skipped');
+    if (event.type === 'shim.failed')
+      this.log.warn({ runId: this.runId, agent: this.agent, error: event.error }, 'a shim failed and was skipped');
     if (this.#endWritten || (this.#quiet && event.type === 'shim.effect')) return;
     if (this.#held === undefined) this.input.journal.note(event);
     else this.#held.push(event);
@@ -221,7 +230,13 @@ export class Attempt implements AttemptPort, SessionHost {
   }
 
   /** Commits what was written since the last checkpoint, with the events held for it. @throws CancelledFirstError */
-  async checkpoint(options: { readonly turnEnd?: boolean; readonly settles?: boolean; readonly calls?: readonly ToolCallRecord[] } = {}): Promise<void> {
+  async checkpoint(
+    options: {
+      readonly turnEnd?: boolean;
+      readonly settles?: boolean;
+      readonly calls?: readonly ToolCallRecord[];
+    } = {},
+  ): Promise<void> {
     await this.commit({ events: [], checkpoint: this.takeCheckpoint(options) });
   }
 
@@ -233,7 +248,13 @@ export class Attempt implements AttemptPort, SessionHost {
     this.checkpoint(options).catch(() => undefined);
   }
 
-  takeCheckpoint(options: { readonly turnEnd?: boolean; readonly settles?: boolean; readonly calls?: readonly ToolCallRecord[] } = {}): Checkpoint {
+  takeCheckpoint(
+    options: {
+      readonly turnEnd?: boolean;
+      readonly settles?: boolean;
+      readonly calls?: readonly ToolCallRecord[];
+    } = {},
+  ): Checkpoint {
     const position = copyPosition(this.position);
     this.savedPosition = position;
     return {
@@ -266,13 +287,21 @@ export class Attempt implements AttemptPort, SessionHost {
   }
 
   /** Calls every host's and shim's observer of one kind; a throw is logged and changes nothing (R110), and none is waited for without end. */
-  async observe(frame: Frame, run: (hooks: RunnerHooks, task: AgentTask) => void | Promise<void> | undefined): Promise<void> {
+  async observe(
+    frame: Frame,
+    run: (hooks: RunnerHooks, task: AgentTask) => void | Promise<void> | undefined,
+  ): Promise<void> {
     for (const hooks of frame.shims.hooks) {
       let reason: string | undefined;
       try {
         const observing = run(hooks, frame.task);
         if (observing === undefined) continue;
-        const outcome = await within(Promise.resolve(observing), { clock: this.clock, timeoutMs: HOOK_TIMEOUT_MS, signal: this.ended ? undefined : this.signal, graceMs: GRACE_MS });
+        const outcome = await within(Promise.resolve(observing), {
+          clock: this.clock,
+          timeoutMs: HOOK_TIMEOUT_MS,
+          signal: this.ended ? undefined : this.signal,
+          graceMs: GRACE_MS,
+        });
         if (outcome.kind === 'error') reason = messageOf(outcome.error);
         if (outcome.kind === 'timeout') reason = `it did not settle within ${outcome.ms} ms`;
       } catch (error) {
@@ -283,7 +312,8 @@ export class Attempt implements AttemptPort, SessionHost {
   }
 
   emit(shim: string, name: string, data: JsonValue): void {
-    if (!CUSTOM_EVENT.test(name)) throw new TypeError(`An event's name is 1 to 64 letters, digits, _ . or -, not ${JSON.stringify(name)}.`);
+    if (!CUSTOM_EVENT.test(name))
+      throw new TypeError(`An event's name is 1 to 64 letters, digits, _ . or -, not ${JSON.stringify(name)}.`);
     const copy = JSON.parse(strictStringify(data, 'data')) as JsonValue;
     if (this.ended) return;
     const turn = this.turnNumber === undefined ? {} : { turn: this.turnNumber };
@@ -291,12 +321,20 @@ export class Attempt implements AttemptPort, SessionHost {
     else this.event({ type: `custom.${name}`, ...turn, shim, data: copy });
   }
 
-  async callModel(shim: string, request: ShimModelRequest, purpose: string, signal: AbortSignal): Promise<ModelResponse> {
+  async callModel(
+    shim: string,
+    request: ShimModelRequest,
+    purpose: string,
+    signal: AbortSignal,
+  ): Promise<ModelResponse> {
     if (this.ended) throw new Error('The run has ended.');
     const startedAt = this.clock.now();
     const model = request.model ?? this.frame?.agent.descriptor.model ?? '';
     const handle = this.deps.models.resolve(model);
-    const messages = request.system === undefined ? request.messages : [{ role: 'system' as const, content: request.system }, ...request.messages];
+    const messages =
+      request.system === undefined
+        ? request.messages
+        : [{ role: 'system' as const, content: request.system }, ...request.messages];
     const full: ModelRequest = {
       model,
       messages,
@@ -318,15 +356,26 @@ export class Attempt implements AttemptPort, SessionHost {
         this.usage = addUsage(this.usage, usage);
       },
     };
-    const { response } = await withRetries({ ...this.retries, signal, onRetry: () => undefined }, async () => callModel(handle, full, options));
-    this.frame?.shims.recordEffect(shim, 'callModel', { what: 'modelCall', purpose, model, usage: response.usage }, this.clock.now() - startedAt);
+    const { response } = await withRetries({ ...this.retries, signal, onRetry: () => undefined }, async () =>
+      callModel(handle, full, options),
+    );
+    this.frame?.shims.recordEffect(
+      shim,
+      'callModel',
+      { what: 'modelCall', purpose, model, usage: response.usage },
+      this.clock.now() - startedAt,
+    );
     return response;
   }
 
   async spawnAgent(request: SpawnRequest, signal: AbortSignal): Promise<SpawnResult> {
     const { frame } = this;
     if (frame === undefined || this.ended) throw new Error('No agent is running.');
-    const stop = AbortSignal.any([signal, this.#childrenStop.signal, ...(request.signal === undefined ? [] : [request.signal])]);
+    const stop = AbortSignal.any([
+      signal,
+      this.#childrenStop.signal,
+      ...(request.signal === undefined ? [] : [request.signal]),
+    ]);
     stop.throwIfAborted();
     const child = this.#spawn(frame, request, stop);
     this.#children.set(child, request.toolCallId);
@@ -367,7 +416,14 @@ export class Attempt implements AttemptPort, SessionHost {
         const flown = result.cancellation?.inFlight ?? [];
         const sideEffects = flown.some((entry) => entry.sideEffects === 'unknown') ? 'unknown' : 'none';
         const obeyed = flown.every((entry) => entry.obeyed);
-        this.inFlight({ kind: 'agent', name: request.agent ?? frame.agent.descriptor.name, id: result.runId, obeyed, ms: this.clock.now() - abortedAt, sideEffects });
+        this.inFlight({
+          kind: 'agent',
+          name: request.agent ?? frame.agent.descriptor.name,
+          id: result.runId,
+          obeyed,
+          ms: this.clock.now() - abortedAt,
+          sideEffects,
+        });
       }
       return result;
     } finally {

@@ -1,11 +1,11 @@
-import { within, type Clock } from './clock.js';
-import { implementsCallback, type CallbackName } from './delegating.js';
+import { type Clock, within } from './clock.js';
+import { type CallbackName, implementsCallback } from './delegating.js';
 import type { EffectRecorder } from './effects.js';
 import type { Change, EventInput } from './events.js';
-import type { AgentTask, RunResult, RunnerHooks } from './hooks.js';
-import { findCancellation, messageOf, RunCancelledError, runErrorData, ShimError } from './run-errors.js';
+import type { AgentTask, RunnerHooks, RunResult } from './hooks.js';
 import type { InFlight } from './run.js';
-import { ShimScope, type AttemptPort } from './scope.js';
+import { findCancellation, messageOf, RunCancelledError, runErrorData, ShimError } from './run-errors.js';
+import { type AttemptPort, ShimScope } from './scope.js';
 import { BoundShim, type Shim, type ShimTimeouts, type ToolSourceBinding } from './shim.js';
 import { ShimNamespace } from './shim-namespace.js';
 import type { RunContext } from './state-map.js';
@@ -77,16 +77,35 @@ export class BoundShims {
    * Binds one session per shim, in order. A throw disposes those that were bound (R7).
    * @throws ShimError phase `bind`, or `state` when a saved state cannot be taken up
    */
-  static async bind(shims: readonly NamedShim[], task: AgentTask, host: SessionHost, hostHooks: readonly RunnerHooks[]): Promise<BoundShims> {
+  static async bind(
+    shims: readonly NamedShim[],
+    task: AgentTask,
+    host: SessionHost,
+    hostHooks: readonly RunnerHooks[],
+  ): Promise<BoundShims> {
     const sessions: ShimSession[] = [];
     const hooks: RunnerHooks[] = [...hostHooks];
     try {
       for (const named of shims) {
         const { name, shim } = named;
         const bound = await bindOne(named, task, host);
-        const namespace = shim.stateDefinition === undefined ? undefined : new ShimNamespace(name, shim.stateDefinition, host.port.working);
+        const namespace =
+          shim.stateDefinition === undefined
+            ? undefined
+            : new ShimNamespace(name, shim.stateDefinition, host.port.working);
         const signal = host.port.signal;
-        sessions.push({ name, agent: task.agent, shim, named, bound, namespace, signal, scope: new ShimScope(host.port, name, { agent: task.agent, namespace, signal }), started: false, turn: undefined });
+        sessions.push({
+          name,
+          agent: task.agent,
+          shim,
+          named,
+          bound,
+          namespace,
+          signal,
+          scope: new ShimScope(host.port, name, { agent: task.agent, namespace, signal }),
+          started: false,
+          turn: undefined,
+        });
         guardSync(name, 'state', () => namespace?.load());
         hooks.push(...guardSync(name, 'runnerHooks', () => bound.runnerHooks()));
       }
@@ -123,7 +142,11 @@ export class BoundShims {
    * @returns what it returned; undefined when it was skipped
    * @throws ShimError, RunCancelledError
    */
-  async call<T>(session: ShimSession, callback: keyof ShimTimeouts, run: () => T | PromiseLike<T>): Promise<T | undefined> {
+  async call<T>(
+    session: ShimSession,
+    callback: keyof ShimTimeouts,
+    run: () => T | PromiseLike<T>,
+  ): Promise<T | undefined> {
     const host = this.#host;
     if (host.port.signal.aborted) throw new RunCancelledError();
     const startedAt = host.clock.now();
@@ -148,7 +171,12 @@ export class BoundShims {
    * Runs one wrap of one session: it has no time of its own, since what it wraps has; a cancel bounds it like every callback.
    * @throws RunCancelledError, or whatever it threw
    */
-  async wrap<T>(session: ShimSession, callback: 'wrapModelCall' | 'wrapToolCall', run: () => Promise<T>, signal = this.#host.port.signal): Promise<T> {
+  async wrap<T>(
+    session: ShimSession,
+    callback: 'wrapModelCall' | 'wrapToolCall',
+    run: () => Promise<T>,
+    signal = this.#host.port.signal,
+  ): Promise<T> {
     const host = this.#host;
     const outcome = await within(invoke(run), { clock: host.clock, signal, graceMs: WRAP_GRACE_MS });
     switch (outcome.kind) {
@@ -183,7 +211,11 @@ export class BoundShims {
   async cleanUp(session: ShimSession, result: RunResult | null): Promise<void> {
     if (!implementsCallback(session.bound, 'onRunEnd')) return;
     const host = this.#host;
-    session.scope = new ShimScope(host.port, session.name, { agent: session.agent, namespace: session.namespace, signal: new AbortController().signal });
+    session.scope = new ShimScope(host.port, session.name, {
+      agent: session.agent,
+      namespace: session.namespace,
+      signal: new AbortController().signal,
+    });
     const startedAt = host.clock.now();
     try {
       const returned = session.bound.onRunEnd(result, host.transientState, session.scope);
@@ -261,16 +293,32 @@ export class BoundShims {
       case 'timeout':
         this.#giveUp(session);
         host.event({ type: 'shim.timeout', ...this.#turn(), shim: session.name, callback, ms: outcome.ms });
-        throw new ShimError(session.name, callback, new Error(`it did not settle within ${outcome.ms} ms`), 'shim_timeout');
+        throw new ShimError(
+          session.name,
+          callback,
+          new Error(`it did not settle within ${outcome.ms} ms`),
+          'shim_timeout',
+        );
       case 'aborted':
         this.#abandon(session, callback, outcome);
         throw new RunCancelledError();
     }
   }
 
-  #abandon(session: ShimSession, callback: CallbackName, { obeyed, ms }: { readonly obeyed: boolean; readonly ms: number }): void {
+  #abandon(
+    session: ShimSession,
+    callback: CallbackName,
+    { obeyed, ms }: { readonly obeyed: boolean; readonly ms: number },
+  ): void {
     const host = this.#host;
-    host.inFlight({ kind: 'shim', name: session.name, id: callback, obeyed, ms, sideEffects: obeyed ? 'none' : 'unknown' });
+    host.inFlight({
+      kind: 'shim',
+      name: session.name,
+      id: callback,
+      obeyed,
+      ms,
+      sideEffects: obeyed ? 'none' : 'unknown',
+    });
     if (obeyed) return;
     this.#giveUp(session);
     host.event({ type: 'shim.orphaned', ...this.#turn(), shim: session.name, callback, ms });
@@ -283,16 +331,29 @@ export class BoundShims {
     const held = working.history;
     working.history = [...held];
     Object.freeze(held);
-    session.scope = new ShimScope(this.#host.port, session.name, { agent: session.agent, namespace: session.namespace, signal: session.signal });
+    session.scope = new ShimScope(this.#host.port, session.name, {
+      agent: session.agent,
+      namespace: session.namespace,
+      signal: session.signal,
+    });
     session.turn = undefined;
   }
 }
 
-async function bindOne({ name, shim, bindings = [] }: NamedShim, task: AgentTask, host: SessionHost): Promise<BoundShim> {
+async function bindOne(
+  { name, shim, bindings = [] }: NamedShim,
+  task: AgentTask,
+  host: SessionHost,
+): Promise<BoundShim> {
   if (host.port.signal.aborted) throw new RunCancelledError();
   try {
     const promise = invoke(async () => shim.bind({ task, toolSourceBindings: bindings }));
-    const outcome = await within(promise, { clock: host.clock, timeoutMs: DEFAULT_TIMEOUT_MS, signal: host.port.signal, graceMs: GRACE_MS });
+    const outcome = await within(promise, {
+      clock: host.clock,
+      timeoutMs: DEFAULT_TIMEOUT_MS,
+      signal: host.port.signal,
+      graceMs: GRACE_MS,
+    });
     switch (outcome.kind) {
       case 'value':
         if (!(outcome.value instanceof BoundShim)) throw new TypeError('bind gave no BoundShim');
@@ -305,7 +366,14 @@ async function bindOne({ name, shim, bindings = [] }: NamedShim, task: AgentTask
         throw new ShimError(name, 'bind', new Error(`it did not settle within ${outcome.ms} ms`), 'shim_timeout');
       case 'aborted':
         disposeWhenBound(promise, name, host);
-        host.inFlight({ kind: 'shim', name, id: 'bind', obeyed: outcome.obeyed, ms: outcome.ms, sideEffects: outcome.obeyed ? 'none' : 'unknown' });
+        host.inFlight({
+          kind: 'shim',
+          name,
+          id: 'bind',
+          obeyed: outcome.obeyed,
+          ms: outcome.ms,
+          sideEffects: outcome.obeyed ? 'none' : 'unknown',
+        });
         if (!outcome.obeyed) host.event({ type: 'shim.orphaned', shim: name, callback: 'bind', ms: outcome.ms });
         throw new RunCancelledError();
     }

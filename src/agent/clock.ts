@@ -81,10 +81,18 @@ export async function within<T>(promise: PromiseLike<T>, bounds: Bounds): Promis
     }
     promise.then(
       (value) => {
-        finish(abortedAt === undefined ? { kind: 'value', value } : { kind: 'aborted', obeyed: true, ms: clock.now() - abortedAt, value });
+        finish(
+          abortedAt === undefined
+            ? { kind: 'value', value }
+            : { kind: 'aborted', obeyed: true, ms: clock.now() - abortedAt, value },
+        );
       },
       (error: unknown) => {
-        finish(abortedAt === undefined ? { kind: 'error', error } : { kind: 'aborted', obeyed: true, ms: clock.now() - abortedAt });
+        finish(
+          abortedAt === undefined
+            ? { kind: 'error', error }
+            : { kind: 'aborted', obeyed: true, ms: clock.now() - abortedAt },
+        );
       },
     );
   });

@@ -1,24 +1,24 @@
 import type { LanguageModelV3 } from '@ai-sdk/provider';
 import type { AgentInstance, LoopDeps } from './attempt.js';
-import { systemClock, type Clock } from './clock.js';
+import { type Clock, systemClock } from './clock.js';
 import { assertGuard, InvalidShimError, ShimDefinition } from './define-shim.js';
-import { AgentDescriptorSchema, type AgentDescriptor } from './descriptor.js';
-import type { LifecycleEvent } from './events.js';
-import type { RunResult, RunnerHooks } from './hooks.js';
+import { type AgentDescriptor, AgentDescriptorSchema } from './descriptor.js';
 import type { Digest } from './effects.js';
+import type { LifecycleEvent } from './events.js';
+import type { RunnerHooks, RunResult } from './hooks.js';
 import type { AttemptEnd, SavedState } from './journal.js';
 import { LocalDelegation } from './local-delegation.js';
 import { runAttempt } from './loop.js';
 import { MemoryJournal, newState, withCheckpoint } from './memory-journal.js';
-import { copyItem, withoutInternalInJson, type HistoryItem } from './messages.js';
+import { copyItem, type HistoryItem, withoutInternalInJson } from './messages.js';
 import type { ModelHandle, ModelSource } from './model.js';
 import { OncePerAgent } from './once-per-agent.js';
-import { messageOf, ModelCallError, RunCancelledError, RunError, ShimCleanupError } from './run-errors.js';
+import { ModelCallError, messageOf, RunCancelledError, RunError, ShimCleanupError } from './run-errors.js';
 import type { RunState } from './run-state.js';
 import type { Shim } from './shim.js';
 import { LiveState } from './state-map.js';
-import { closingItems } from './tool-round.js';
 import type { PromptSpec } from './template.js';
+import { closingItems } from './tool-round.js';
 import type { Logger, Tool } from './tools.js';
 
 export interface DefaultAgentOptions {
@@ -45,7 +45,12 @@ export interface DefaultAgentOptions {
   readonly modelMaxRetries?: number;
 }
 
-const silentLog: Logger = { debug: () => undefined, info: () => undefined, warn: () => undefined, error: () => undefined };
+const silentLog: Logger = {
+  debug: () => undefined,
+  info: () => undefined,
+  warn: () => undefined,
+  error: () => undefined,
+};
 
 /** FNV-1a in 64 bits of two halves: short, stable, enough to tell whether something changed. Source: the FNV reference by Fowler, Noll and Vo. */
 const fnvDigest: Digest = (text) => {
@@ -87,7 +92,11 @@ export class DefaultAgent {
     shims.forEach(assertGuard);
     assertOwnNames(shims);
     this.#shims = shims.map((shim) => new OncePerAgent(shim, async () => this.#disposeSessions()));
-    this.#instance = { descriptor, tools: options.tools ?? [], shims: this.#shims.map((shim) => ({ name: shim.name, shim, hash: '' })) };
+    this.#instance = {
+      descriptor,
+      tools: options.tools ?? [],
+      shims: this.#shims.map((shim) => ({ name: shim.name, shim, hash: '' })),
+    };
     this.#saved = newState(descriptor.name, descriptor.instructions);
   }
 
@@ -98,7 +107,13 @@ export class DefaultAgent {
   /** A copy of the saved state: that of the last boundary, never of a failed turn. */
   get runState(): RunState {
     const { instructions, history, responses, state, turnCount } = this.#saved;
-    return { instructions, history: [...history], responses: [...responses], shimState: new LiveState(state), turnCount };
+    return {
+      instructions,
+      history: [...history],
+      responses: [...responses],
+      shimState: new LiveState(state),
+      turnCount,
+    };
   }
 
   /**
@@ -106,16 +121,24 @@ export class DefaultAgent {
    * @throws what failed the run: ShimError, ShimCleanupError, ModelCallError, LimitExceededError or another RunError (each has `toData()`,
    * what a server would have stored); RunCancelledError
    */
-  async run(input: HistoryItem | readonly HistoryItem[], options: { readonly signal?: AbortSignal } = {}): Promise<RunResult> {
+  async run(
+    input: HistoryItem | readonly HistoryItem[],
+    options: { readonly signal?: AbortSignal } = {},
+  ): Promise<RunResult> {
     return this.runStream(input, options).result;
   }
 
   /** The same, watched: iterate over the events; `result` settles when the run has ended. */
-  runStream(input: HistoryItem | readonly HistoryItem[], options: { readonly signal?: AbortSignal } = {}): AsyncIterable<LifecycleEvent> & { readonly result: Promise<RunResult> } {
+  runStream(
+    input: HistoryItem | readonly HistoryItem[],
+    options: { readonly signal?: AbortSignal } = {},
+  ): AsyncIterable<LifecycleEvent> & { readonly result: Promise<RunResult> } {
     const buffer: LifecycleEvent[] = [];
     let wake = (): void => undefined;
     let over = false;
-    const items = (Array.isArray(input) ? (input as readonly HistoryItem[]) : [input as HistoryItem]).map((item) => copyItem(item, 'input'));
+    const items = (Array.isArray(input) ? (input as readonly HistoryItem[]) : [input as HistoryItem]).map((item) =>
+      copyItem(item, 'input'),
+    );
     const result = this.#serially(async () =>
       this.#attempt(items, options.signal, (event) => {
         buffer.push(event);
@@ -183,7 +206,11 @@ export class DefaultAgent {
     return turn;
   }
 
-  async #attempt(items: readonly HistoryItem[], given: AbortSignal | undefined, onEvent: (event: LifecycleEvent) => void): Promise<RunResult> {
+  async #attempt(
+    items: readonly HistoryItem[],
+    given: AbortSignal | undefined,
+    onEvent: (event: LifecycleEvent) => void,
+  ): Promise<RunResult> {
     const controller = new AbortController();
     const onAbort = (): void => {
       controller.abort(new RunCancelledError('The run was cancelled.', this.#clock.now()));
@@ -193,7 +220,13 @@ export class DefaultAgent {
     this.#runs += 1;
     const runId = `${this.name}-${this.#runs}`;
     const saved = this.#takeUp(items);
-    const journal = new MemoryJournal({ runId, saved, now: () => this.#clock.now(), signal: controller.signal, onEvent });
+    const journal = new MemoryJournal({
+      runId,
+      saved,
+      now: () => this.#clock.now(),
+      signal: controller.signal,
+      onEvent,
+    });
     try {
       const end = await runAttempt(
         {
@@ -239,12 +272,26 @@ export class DefaultAgent {
     const { instructions, history, responses, state, turnCount } = this.#saved;
     switch (end?.status) {
       case 'completed':
-        return { finalOutput: end.output, responses: [...responses], turnCount, runState: { instructions, history: withoutInternalInJson([...history]), responses: [...responses], turnCount, shimState: new LiveState(state).frozen() } };
+        return {
+          finalOutput: end.output,
+          responses: [...responses],
+          turnCount,
+          runState: {
+            instructions,
+            history: withoutInternalInJson([...history]),
+            responses: [...responses],
+            turnCount,
+            shimState: new LiveState(state).frozen(),
+          },
+        };
       case 'failed':
         if (end.thrown instanceof RunError || end.thrown instanceof ShimCleanupError) throw end.thrown;
         throw new RunError(end.error.code, end.error.message, { details: end.error, cause: end.thrown });
       case 'waiting':
-        throw new RunError('tool_outcome', 'The run waits for a decision; an agent in code has nobody to ask. Use the server, or do not gate its tools.');
+        throw new RunError(
+          'tool_outcome',
+          'The run waits for a decision; an agent in code has nobody to ask. Use the server, or do not gate its tools.',
+        );
       case 'cancelled':
       case undefined:
         throw new RunCancelledError();
@@ -308,12 +355,21 @@ export class DefaultAgent {
 }
 
 /** A bare language model as a handle: its errors are taken as they come. */
-export function handleOf(languageModel: LanguageModelV3, id = `${languageModel.provider}/${languageModel.modelId}`): ModelHandle {
+export function handleOf(
+  languageModel: LanguageModelV3,
+  id = `${languageModel.provider}/${languageModel.modelId}`,
+): ModelHandle {
   return {
     id,
     languageModel,
     nativeStructuredOutput: false,
-    failureOf: (thrown) => (thrown instanceof ModelCallError ? thrown : new ModelCallError({ code: 'model_error', message: messageOf(thrown), retryable: false, provider: languageModel.provider }, thrown)),
+    failureOf: (thrown) =>
+      thrown instanceof ModelCallError
+        ? thrown
+        : new ModelCallError(
+            { code: 'model_error', message: messageOf(thrown), retryable: false, provider: languageModel.provider },
+            thrown,
+          ),
   };
 }
 
@@ -321,6 +377,9 @@ export function handleOf(languageModel: LanguageModelV3, id = `${languageModel.p
 function assertOwnNames(shims: readonly Shim[]): void {
   shims.forEach(({ name }, index) => {
     const first = shims.findIndex((shim) => shim.name === name);
-    if (first < index) throw new InvalidShimError(`The shims at positions ${first} and ${index} have the same name ${JSON.stringify(name)}; create one of them with another.`);
+    if (first < index)
+      throw new InvalidShimError(
+        `The shims at positions ${first} and ${index} have the same name ${JSON.stringify(name)}; create one of them with another.`,
+      );
   });
 }

@@ -1,11 +1,18 @@
 import { z } from 'zod';
-import type { ModelDelta, ModelRequest, RunResult, RunnerHooks } from './hooks.js';
+import type { ModelDelta, ModelRequest, RunnerHooks, RunResult } from './hooks.js';
 import type { JsonValue } from './json.js';
-import type { Message } from './messages.js';
-import type { ModelResponse } from './messages.js';
+import type { Message, ModelResponse } from './messages.js';
 import type { RunState } from './run-state.js';
 import type { RunScope } from './scope.js';
-import { Shim, type Awaitable, type BoundShim, type NextModelCall, type NextToolCall, type ShimBindingContext, type ShimTimeouts } from './shim.js';
+import {
+  type Awaitable,
+  type BoundShim,
+  type NextModelCall,
+  type NextToolCall,
+  Shim,
+  type ShimBindingContext,
+  type ShimTimeouts,
+} from './shim.js';
 import type { NamespaceDefinition } from './shim-namespace.js';
 import type { RunContext } from './state-map.js';
 import type { ToolOutcome } from './tools.js';
@@ -25,7 +32,9 @@ export class InvalidShimConfigError extends Error {
   readonly faults: readonly { readonly path: readonly PropertyKey[]; readonly message: string }[];
   constructor(shim: string, error: z.ZodError) {
     const faults = error.issues.map((issue) => ({ path: issue.path, message: issue.message }));
-    super(`The config of shim ${JSON.stringify(shim)} is refused: ${faults.map((fault) => `/${fault.path.join('/')}: ${fault.message}`).join('; ')}`);
+    super(
+      `The config of shim ${JSON.stringify(shim)} is refused: ${faults.map((fault) => `/${fault.path.join('/')}: ${fault.message}`).join('; ')}`,
+    );
     this.name = 'InvalidShimConfigError';
     this.shim = shim;
     this.faults = faults;
@@ -37,7 +46,9 @@ type AnyObject = z.ZodType<Record<string, unknown>>;
 // eslint-disable-next-line @typescript-eslint/no-generated-empty-object-type -- no fields is what is meant
 type NoFields = Record<never, z.ZodType>;
 type Config<C extends AnyObject> = z.output<C>;
-interface WithState<S extends z.ZodType> { readonly state: z.output<S> }
+interface WithState<S extends z.ZodType> {
+  readonly state: z.output<S>;
+}
 
 /** What `this` is in inline callbacks. */
 export interface InlineContext<C extends AnyObject> {
@@ -64,13 +75,37 @@ interface ShimHead<C extends AnyObject, S extends z.ZodType> {
 
 interface InlineCallbacks<C extends AnyObject, S extends z.ZodType> {
   bind?(this: InlineContext<C>, context: ShimBindingContext): Awaitable<BoundShim>;
-  onRunStart?(this: InlineContext<C>, state: RunState, transientState: RunContext, run: RunScope & WithState<S>): Awaitable<void>;
+  onRunStart?(
+    this: InlineContext<C>,
+    state: RunState,
+    transientState: RunContext,
+    run: RunScope & WithState<S>,
+  ): Awaitable<void>;
   prepareTurn?(this: InlineContext<C>, turn: PreparedTurn & WithState<S>): Awaitable<void>;
-  transformMessages?(this: InlineContext<C>, turn: PreparedTurn & WithState<S>, messages: Message[]): Awaitable<Message[] | void>;
+  transformMessages?(
+    this: InlineContext<C>,
+    turn: PreparedTurn & WithState<S>,
+    messages: Message[],
+  ): Awaitable<Message[] | void>;
   onModelResponse?(this: InlineContext<C>, turn: PreparedTurn & WithState<S>, response: ModelResponse): Awaitable<void>;
-  onRunEnd?(this: InlineContext<C>, result: RunResult | null, transientState: RunContext, run: RunScope & WithState<S>): Awaitable<void>;
-  wrapModelCall?(this: InlineContext<C>, turn: PreparedTurn & WithState<S>, request: ModelRequest, next: NextModelCall): Promise<ModelResponse>;
-  wrapToolCall?(this: InlineContext<C>, turn: PreparedTurn & WithState<S>, call: GatedCall, next: NextToolCall): Promise<ToolOutcome>;
+  onRunEnd?(
+    this: InlineContext<C>,
+    result: RunResult | null,
+    transientState: RunContext,
+    run: RunScope & WithState<S>,
+  ): Awaitable<void>;
+  wrapModelCall?(
+    this: InlineContext<C>,
+    turn: PreparedTurn & WithState<S>,
+    request: ModelRequest,
+    next: NextModelCall,
+  ): Promise<ModelResponse>;
+  wrapToolCall?(
+    this: InlineContext<C>,
+    turn: PreparedTurn & WithState<S>,
+    call: GatedCall,
+    next: NextToolCall,
+  ): Promise<ToolOutcome>;
   transformDelta?(this: InlineContext<C>, turn: PreparedTurn & WithState<S>, delta: ModelDelta): ModelDelta | null;
   onContextExceeded?(this: InlineContext<C>, turn: PreparedTurn & WithState<S>, error: Error): Awaitable<boolean>;
   runnerHooks?(this: InlineContext<C>): readonly RunnerHooks[];
@@ -81,7 +116,8 @@ interface Creating<C extends AnyObject> {
   create(config: Config<C>, context: { readonly name: string }): Shim;
 }
 
-export type ShimSpec<C extends AnyObject, S extends z.ZodType> = ShimHead<C, S> & (Creating<C> | (InlineCallbacks<C, S> & { readonly create?: undefined }));
+export type ShimSpec<C extends AnyObject, S extends z.ZodType> = ShimHead<C, S> &
+  (Creating<C> | (InlineCallbacks<C, S> & { readonly create?: undefined }));
 
 /** What `defineShim` gives and a shim file exports: makes instances from checked configs. */
 export class ShimDefinition<C extends AnyObject = AnyObject> {
@@ -93,7 +129,12 @@ export class ShimDefinition<C extends AnyObject = AnyObject> {
   readonly #make: (config: Config<C>, name: string) => Shim;
 
   constructor(
-    head: { readonly name: string; readonly version: number; readonly description: string; readonly inherit: 'none' | 'children' | 'always' },
+    head: {
+      readonly name: string;
+      readonly version: number;
+      readonly description: string;
+      readonly inherit: 'none' | 'children' | 'always';
+    },
     config: z.ZodType,
     make: (config: Config<C>, name: string) => Shim,
   ) {
@@ -149,15 +190,24 @@ class InlineShim extends Shim {
  * Defines a shim: with `create`, or with the callbacks inline.
  * @throws InvalidShimError for a bad name, a state schema that refuses `{}`, or a guard (`inherit: "always"`) that may skip (R78a)
  */
-export function defineShim<C extends AnyObject = z.ZodObject<NoFields>, S extends z.ZodType = z.ZodUndefined>(spec: ShimSpec<C, S>): ShimDefinition<C> {
+export function defineShim<C extends AnyObject = z.ZodObject<NoFields>, S extends z.ZodType = z.ZodUndefined>(
+  spec: ShimSpec<C, S>,
+): ShimDefinition<C> {
   assertHead(spec);
   const { name, version = 1, description = '', inherit = 'children' } = spec;
-  const namespace: NamespaceDefinition | undefined = spec.state === undefined ? undefined : { schema: spec.state, version, migrate: spec.migrate };
+  const namespace: NamespaceDefinition | undefined =
+    spec.state === undefined ? undefined : { schema: spec.state, version, migrate: spec.migrate };
   const config = strict(spec.config ?? z.strictObject({}));
   return new ShimDefinition<C>({ name, version, description, inherit }, config, (parsed, instanceName) => {
-    const shim = spec.create === undefined ? inlineShim(spec, instanceName, parsed) : spec.create(parsed, { name: instanceName });
+    const shim =
+      spec.create === undefined ? inlineShim(spec, instanceName, parsed) : spec.create(parsed, { name: instanceName });
     if (!(shim instanceof Shim)) throw new InvalidShimError(`create of shim ${JSON.stringify(name)} gave no Shim.`);
-    const options = { onFailure: spec.onFailure, timeouts: spec.timeouts, inherit: spec.inherit, stateDefinition: namespace };
+    const options = {
+      onFailure: spec.onFailure,
+      timeouts: spec.timeouts,
+      inherit: spec.inherit,
+      stateDefinition: namespace,
+    };
     for (const [field, value] of Object.entries(options)) {
       if (value !== undefined && (shim as unknown as Record<string, unknown>)[field] === undefined) {
         Object.defineProperty(shim, field, { value, enumerable: true, configurable: true, writable: true });
@@ -172,7 +222,8 @@ function inlineShim(spec: object, name: string, config: unknown): Shim {
   const shim = new InlineShim(name, config);
   for (const callback of CALLBACKS) {
     const own = (spec as Record<string, unknown>)[callback];
-    if (typeof own === 'function') Object.defineProperty(shim, callback, { value: own, configurable: true, writable: true });
+    if (typeof own === 'function')
+      Object.defineProperty(shim, callback, { value: own, configurable: true, writable: true });
   }
   return shim;
 }
@@ -185,15 +236,23 @@ function assertHead(spec: ShimHead<AnyObject, z.ZodType>): void {
     throw new InvalidShimError(`The version of shim ${JSON.stringify(spec.name)} must be a whole number from 1.`);
   }
   if (spec.state !== undefined && !spec.state.safeParse({}).success) {
-    throw new InvalidShimError(`The state schema of shim ${JSON.stringify(spec.name)} must accept {}: give every field a default.`);
+    throw new InvalidShimError(
+      `The state schema of shim ${JSON.stringify(spec.name)} must accept {}: give every field a default.`,
+    );
   }
   assertGuard(spec);
 }
 
 /** A guard that may skip is no guard (R78a). @throws InvalidShimError */
-export function assertGuard(shim: { readonly name: string; readonly inherit?: string | undefined; readonly onFailure?: string | undefined }): void {
+export function assertGuard(shim: {
+  readonly name: string;
+  readonly inherit?: string | undefined;
+  readonly onFailure?: string | undefined;
+}): void {
   if (shim.inherit === 'always' && shim.onFailure === 'skip') {
-    throw new InvalidShimError(`Shim ${JSON.stringify(shim.name)} is inherited always, so its failures may not be skipped.`);
+    throw new InvalidShimError(
+      `Shim ${JSON.stringify(shim.name)} is inherited always, so its failures may not be skipped.`,
+    );
   }
 }
 

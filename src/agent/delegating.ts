@@ -1,15 +1,14 @@
-import type { ModelDelta, ModelRequest, RunResult, RunnerHooks } from './hooks.js';
-import type { Message } from './messages.js';
-import type { ModelResponse } from './messages.js';
+import type { ModelDelta, ModelRequest, RunnerHooks, RunResult } from './hooks.js';
+import type { Message, ModelResponse } from './messages.js';
 import type { RunState } from './run-state.js';
 import type { RunScope } from './scope.js';
 import {
+  type Awaitable,
   BoundShim,
   ForwardingBoundShim,
-  Shim,
-  type Awaitable,
   type NextModelCall,
   type NextToolCall,
+  Shim,
   type ShimBindingContext,
   type ShimCallbacks,
   type ToolSourceBinding,
@@ -181,7 +180,9 @@ class DefinitionOverSession extends DelegatingBoundShim {
     return this.#through(turn).onContextExceeded(turn, error);
   }
   override runnerHooks(): readonly RunnerHooks[] {
-    return this.definition.runnerHooks === DelegatingShim.prototype.runnerHooks ? this.inner.runnerHooks() : this.definition.runnerHooks();
+    return this.definition.runnerHooks === DelegatingShim.prototype.runnerHooks
+      ? this.inner.runnerHooks()
+      : this.definition.runnerHooks();
   }
 }
 
@@ -193,8 +194,10 @@ export function implementsCallback(session: BoundShim, name: CallbackName): bool
   if (session instanceof DefinitionOverSession && own === DefinitionOverSession.prototype[name]) {
     return session.definition[name] !== DelegatingShim.prototype[name] || implementsCallback(session.inner, name);
   }
-  if (session instanceof DelegatingBoundShim && own === DelegatingBoundShim.prototype[name]) return implementsCallback(session.inner, name);
-  if (session instanceof ForwardingBoundShim && own === ForwardingBoundShim.prototype[name]) return definitionImplements(session.definition, name);
+  if (session instanceof DelegatingBoundShim && own === DelegatingBoundShim.prototype[name])
+    return implementsCallback(session.inner, name);
+  if (session instanceof ForwardingBoundShim && own === ForwardingBoundShim.prototype[name])
+    return definitionImplements(session.definition, name);
   return true;
 }
 
@@ -202,5 +205,7 @@ function definitionImplements(definition: Shim, name: CallbackName): boolean {
   // eslint-disable-next-line @typescript-eslint/unbound-method -- compared, never called
   const own: unknown = definition[name];
   if (own === Shim.prototype[name]) return false;
-  return definition instanceof DelegatingShim && own === DelegatingShim.prototype[name] ? definitionImplements(definition.inner, name) : true;
+  return definition instanceof DelegatingShim && own === DelegatingShim.prototype[name]
+    ? definitionImplements(definition.inner, name)
+    : true;
 }

@@ -7,7 +7,10 @@ export const AGENT_NAME_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$/;
 /** Tool settings of an agent; its tools come from shims (or, in code, from the agent itself). */
 export const ToolSettingsSchema = z.strictObject({
   toolChoice: z
-    .union([z.enum(['auto', 'none', 'required']), z.strictObject({ type: z.literal('tool'), toolName: z.string().min(1) })])
+    .union([
+      z.enum(['auto', 'none', 'required']),
+      z.strictObject({ type: z.literal('tool'), toolName: z.string().min(1) }),
+    ])
     .optional()
     .meta({ description: 'How the model may choose: auto, none, required, or one tool by name.' }),
   parallelToolCalls: z
@@ -16,7 +19,10 @@ export const ToolSettingsSchema = z.strictObject({
     .meta({ description: 'How many calls of one round run at once: true (8), false (1), or a number.' }),
   toolCallTimeoutMs: z.int().positive().optional(),
   toolCallMaxRetries: z.int().nonnegative().optional(),
-  toolCallLimits: z.record(z.string(), z.int().nonnegative()).optional().meta({ description: 'Most calls per tool and run.' }),
+  toolCallLimits: z
+    .record(z.string(), z.int().nonnegative())
+    .optional()
+    .meta({ description: 'Most calls per tool and run.' }),
   maxToolRoundTrips: z.int().nonnegative().optional(),
 });
 export type ToolSettings = z.infer<typeof ToolSettingsSchema>;
@@ -38,7 +44,10 @@ export const AgentDescriptorSchema = z.strictObject({
   shims: z.array(ShimUseSchema).default([]),
   tools: ToolSettingsSchema.default({}),
   modelArgs: z.record(z.string(), z.json()).default({}),
-  output: z.record(z.string(), z.unknown()).optional().meta({ description: 'JSON Schema that the final answer must satisfy.' }),
+  output: z
+    .record(z.string(), z.unknown())
+    .optional()
+    .meta({ description: 'JSON Schema that the final answer must satisfy.' }),
   handoffs: z.array(z.string()).default([]),
   limits: RunLimitsSchema.default({}),
   metadata: z.record(z.string(), z.string()).default({}),

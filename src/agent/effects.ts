@@ -1,6 +1,6 @@
 import type { Change, EventInput, ItemPicture, Picture, SnapshotBoundary, TextDiff } from './events.js';
 import { cutText } from './json.js';
-import { internalMarkOf, kindOf, type HistoryItem, type Message } from './messages.js';
+import { type HistoryItem, internalMarkOf, kindOf, type Message } from './messages.js';
 import type { WorkingState } from './run-state.js';
 import type { PromptSpec } from './template.js';
 import type { ToolSet } from './tool-set.js';
@@ -17,7 +17,8 @@ export function diffTexts(before: string, after: string): TextDiff {
   let start = 0;
   while (start < most && before.charCodeAt(start) === after.charCodeAt(start)) start += 1;
   let end = 0;
-  while (end < most - start && before.charCodeAt(before.length - 1 - end) === after.charCodeAt(after.length - 1 - end)) end += 1;
+  while (end < most - start && before.charCodeAt(before.length - 1 - end) === after.charCodeAt(after.length - 1 - end))
+    end += 1;
   return {
     at: start,
     removed: cutText(before.slice(start, before.length - end), DIFF_LIMIT),
@@ -77,7 +78,12 @@ export class EffectRecorder {
     if (working.instructions !== this.#instructions) {
       const [before, after] = [textOf(this.#instructions), textOf(working.instructions)];
       if (before !== after) {
-        changes.push({ what: 'instructions', before: this.picture(before), after: this.picture(after), diff: diffTexts(before, after) });
+        changes.push({
+          what: 'instructions',
+          before: this.picture(before),
+          after: this.picture(after),
+          diff: diffTexts(before, after),
+        });
       }
       this.#instructions = working.instructions;
     }
@@ -97,7 +103,13 @@ export class EffectRecorder {
     const grown = after.length >= kept && before.every((item, index) => item === after[index]);
     if (grown && after.length === kept) return;
     if (grown) changes.push({ what: 'history+', items: after.slice(kept).map((item) => this.#itemPicture(item)) });
-    else changes.push({ what: 'history=', before: kept, after: after.length, items: after.slice(0, 50).map((item) => this.#itemPicture(item)) });
+    else
+      changes.push({
+        what: 'history=',
+        before: kept,
+        after: after.length,
+        items: after.slice(0, 50).map((item) => this.#itemPicture(item)),
+      });
     this.#history = after.slice();
   }
 
@@ -134,7 +146,12 @@ export class EffectRecorder {
     const role = kind === 'message' ? (item as Message).role : undefined;
     const internal = internalMarkOf(item);
     const text = JSON.stringify(item);
-    const picture = { kind, ...(role === undefined ? {} : { role }), ...(internal === undefined ? {} : { internal }), ...this.picture(text) };
+    const picture = {
+      kind,
+      ...(role === undefined ? {} : { role }),
+      ...(internal === undefined ? {} : { internal }),
+      ...this.picture(text),
+    };
     if (typeof item === 'object' && item !== null) this.#pictures.set(item, picture);
     return picture;
   }
@@ -164,7 +181,8 @@ export class EffectRecorder {
   #historyPicture(): Picture & { readonly length: number } {
     const { history } = this.#working;
     const rolling = this.#rolling;
-    const grown = history.length >= rolling.items.length && rolling.items.every((item, index) => item === history[index]);
+    const grown =
+      history.length >= rolling.items.length && rolling.items.every((item, index) => item === history[index]);
     let { size, digest } = grown ? rolling : { size: 0, digest: '' };
     for (let index = grown ? rolling.items.length : 0; index < history.length; index += 1) {
       const picture = this.#itemPicture(history[index] as HistoryItem);

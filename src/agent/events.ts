@@ -13,9 +13,20 @@ export type Change =
   | { readonly what: 'instructions'; readonly before: Picture; readonly after: Picture; readonly diff: TextDiff }
   | { readonly what: 'tools+' | 'tools-'; readonly names: readonly string[] }
   | { readonly what: 'history+'; readonly items: readonly ItemPicture[] }
-  | { readonly what: 'history='; readonly before: number; readonly after: number; readonly items: readonly ItemPicture[] }
+  | {
+      readonly what: 'history=';
+      readonly before: number;
+      readonly after: number;
+      readonly items: readonly ItemPicture[];
+    }
   | { readonly what: 'modelArgs'; readonly before: Picture; readonly after: Picture }
-  | { readonly what: 'state'; readonly key: string; readonly op: 'set' | 'delete'; readonly size: number; readonly digest: string }
+  | {
+      readonly what: 'state';
+      readonly key: string;
+      readonly op: 'set' | 'delete';
+      readonly size: number;
+      readonly digest: string;
+    }
   | { readonly what: 'messages'; readonly before: Picture; readonly after: Picture }
   | { readonly what: 'modelCall'; readonly purpose: string; readonly model: string; readonly usage: Usage };
 
@@ -45,20 +56,79 @@ export type EventFields =
   | { readonly type: 'run.created'; readonly agent: string; readonly parentRunId?: string | undefined }
   | { readonly type: 'run.started' | 'run.resumed' | 'run.recovered' | 'run.cancelling' }
   | { readonly type: 'run.waiting'; readonly interruptions: readonly Interruption[] }
-  | { readonly type: 'run.completed'; readonly output: unknown; readonly finishReason: FinishReason; readonly usage: Usage; readonly turnCount: number }
-  | { readonly type: 'run.failed'; readonly error: RunErrorData; readonly partialOutput: string | null; readonly output?: unknown }
+  | {
+      readonly type: 'run.completed';
+      readonly output: unknown;
+      readonly finishReason: FinishReason;
+      readonly usage: Usage;
+      readonly turnCount: number;
+    }
+  | {
+      readonly type: 'run.failed';
+      readonly error: RunErrorData;
+      readonly partialOutput: string | null;
+      readonly output?: unknown;
+    }
   | { readonly type: 'run.cancelled'; readonly cancellation: Cancellation; readonly partialOutput: string | null }
-  | { readonly type: 'agent.started' | 'agent.completed'; readonly agent: string; readonly parent: string | null; readonly root: string; readonly childRunId?: string }
+  | {
+      readonly type: 'agent.started' | 'agent.completed';
+      readonly agent: string;
+      readonly parent: string | null;
+      readonly root: string;
+      readonly childRunId?: string;
+    }
   | { readonly type: 'turn.started' | 'turn.completed' }
-  | { readonly type: 'shim.effect'; readonly shim: string; readonly callback: string; readonly changes: readonly Change[]; readonly ms: number }
+  | {
+      readonly type: 'shim.effect';
+      readonly shim: string;
+      readonly callback: string;
+      readonly changes: readonly Change[];
+      readonly ms: number;
+    }
   | { readonly type: 'shim.failed'; readonly shim: string; readonly callback: string; readonly error: RunErrorData }
-  | { readonly type: 'shim.timeout' | 'shim.orphaned'; readonly shim: string; readonly callback: string; readonly ms: number }
+  | {
+      readonly type: 'shim.timeout' | 'shim.orphaned';
+      readonly shim: string;
+      readonly callback: string;
+      readonly ms: number;
+    }
   | { readonly type: 'shim.changed'; readonly shim: string; readonly before: string; readonly after: string }
-  | { readonly type: 'model.started'; readonly modelCallId: string; readonly model: string; readonly replaces?: string | undefined; readonly repairs?: readonly string[] | undefined }
-  | { readonly type: 'model.delta'; readonly modelCallId: string; readonly kind: 'text' | 'reasoning' | 'toolInput'; readonly text: string; readonly toolCallId?: string | undefined }
-  | { readonly type: 'model.retrying'; readonly modelCallId: string; readonly error: RunErrorData; readonly delayMs: number; readonly retry: number }
-  | { readonly type: 'model.completed'; readonly modelCallId: string; readonly message: AssistantMessage; readonly finishReason: FinishReason; readonly providerFinishReason?: string | undefined; readonly usage: Usage }
-  | { readonly type: 'tool.started'; readonly toolCallId: string; readonly name: string; readonly arguments: unknown; readonly idempotencyKey: string }
+  | {
+      readonly type: 'model.started';
+      readonly modelCallId: string;
+      readonly model: string;
+      readonly replaces?: string | undefined;
+      readonly repairs?: readonly string[] | undefined;
+    }
+  | {
+      readonly type: 'model.delta';
+      readonly modelCallId: string;
+      readonly kind: 'text' | 'reasoning' | 'toolInput';
+      readonly text: string;
+      readonly toolCallId?: string | undefined;
+    }
+  | {
+      readonly type: 'model.retrying';
+      readonly modelCallId: string;
+      readonly error: RunErrorData;
+      readonly delayMs: number;
+      readonly retry: number;
+    }
+  | {
+      readonly type: 'model.completed';
+      readonly modelCallId: string;
+      readonly message: AssistantMessage;
+      readonly finishReason: FinishReason;
+      readonly providerFinishReason?: string | undefined;
+      readonly usage: Usage;
+    }
+  | {
+      readonly type: 'tool.started';
+      readonly toolCallId: string;
+      readonly name: string;
+      readonly arguments: unknown;
+      readonly idempotencyKey: string;
+    }
   | { readonly type: 'tool.progress'; readonly toolCallId: string; readonly data: unknown }
   | ({ readonly type: 'tool.completed'; readonly toolCallId: string; readonly name: string; readonly ms: number } & (
       | { readonly ok: true; readonly result: unknown }
@@ -67,7 +137,15 @@ export type EventFields =
   | { readonly type: 'tool.waiting'; readonly interruption: Interruption }
   | { readonly type: 'handoff.started' | 'handoff.completed'; readonly from: string; readonly to: string }
   | { readonly type: 'plan.updated'; readonly shim: string; readonly data: unknown }
-  | { readonly type: 'state.snapshot'; readonly boundary: SnapshotBoundary; readonly turnCount: number; readonly history: Picture & { readonly length: number }; readonly responses: number; readonly state: Picture & { readonly keys: number }; readonly instructions: Picture }
+  | {
+      readonly type: 'state.snapshot';
+      readonly boundary: SnapshotBoundary;
+      readonly turnCount: number;
+      readonly history: Picture & { readonly length: number };
+      readonly responses: number;
+      readonly state: Picture & { readonly keys: number };
+      readonly instructions: Picture;
+    }
   | { readonly type: `custom.${string}`; readonly shim: string; readonly data: unknown };
 
 /** An event of a run before it has its place in the log. */
@@ -85,9 +163,19 @@ export const LifecycleEventSchema = z.looseObject({
 export type LifecycleEvent = z.infer<typeof LifecycleEventSchema>;
 
 /** Events that end an attempt; exactly one per attempt. */
-export const ENDING_TYPES: ReadonlySet<string> = new Set(['run.completed', 'run.failed', 'run.cancelled', 'run.waiting']);
+export const ENDING_TYPES: ReadonlySet<string> = new Set([
+  'run.completed',
+  'run.failed',
+  'run.cancelled',
+  'run.waiting',
+]);
 
-export function toolCompleted(call: { readonly toolCallId: string; readonly name: string }, outcome: ToolOutcome, ms: number, turn: number): EventInput {
+export function toolCompleted(
+  call: { readonly toolCallId: string; readonly name: string },
+  outcome: ToolOutcome,
+  ms: number,
+  turn: number,
+): EventInput {
   const common = { type: 'tool.completed', turn, toolCallId: call.toolCallId, name: call.name, ms } as const;
   return outcome.ok ? { ...common, ok: true, result: outcome.result } : { ...common, ok: false, error: outcome.error };
 }

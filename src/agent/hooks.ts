@@ -1,5 +1,4 @@
-import type { Message } from './messages.js';
-import type { ModelResponse } from './messages.js';
+import type { Message, ModelResponse } from './messages.js';
 import type { RunState } from './run-state.js';
 import type { ToolConfig } from './tool-set.js';
 import type { ToolOutcome } from './tools.js';

@@ -1,8 +1,8 @@
 import type { AgentInstance, Attempt, Frame, SpawnParent } from './attempt.js';
 import type { NamedShim } from './bound-shims.js';
 import type { AgentDescriptor } from './descriptor.js';
-import { ShimError } from './run-errors.js';
 import type { RunLimits } from './run.js';
+import { ShimError } from './run-errors.js';
 import type { SpawnRequest } from './scope.js';
 
 /** Depth or number of sub-agents used up; the tool that asked answers its model with it (R100). */

@@ -1,10 +1,9 @@
 import { z } from 'zod';
 import type { EventInput } from './events.js';
-import type { HistoryItem } from './messages.js';
-import { FinishReasonSchema, type FinishReason, type Usage } from './model.js';
-import type { ModelResponse } from './messages.js';
-import { RunErrorDataSchema, type RunErrorData } from './run-errors.js';
-import { InterruptionSchema, type Cancellation, type Interruption, type UnknownToolCall } from './run.js';
+import type { HistoryItem, ModelResponse } from './messages.js';
+import { type FinishReason, FinishReasonSchema, type Usage } from './model.js';
+import { type Cancellation, type Interruption, InterruptionSchema, type UnknownToolCall } from './run.js';
+import { type RunErrorData, RunErrorDataSchema } from './run-errors.js';
 import type { StateChange } from './state-map.js';
 import type { PromptSpec } from './template.js';
 import { OnCrashSchema, type ToolOutcome } from './tools.js';
@@ -78,7 +77,10 @@ export const DecisionSchema = z.discriminatedUnion('decision', [
 ]);
 export type Decision = z.infer<typeof DecisionSchema>;
 
-export const SettlementSchema = z.object({ outcome: z.enum(['happened', 'retry', 'failed']), result: z.json().optional() });
+export const SettlementSchema = z.object({
+  outcome: z.enum(['happened', 'retry', 'failed']),
+  result: z.json().optional(),
+});
 export type Settlement = z.infer<typeof SettlementSchema>;
 
 /** One tool call of an open round, as stored. */
@@ -131,7 +133,13 @@ export interface Checkpoint {
 export type AttemptEnd =
   | { readonly status: 'completed'; readonly output: unknown; readonly finishReason: FinishReason }
   /** `thrown` is the error itself, for a caller in code; it is never stored. */
-  | { readonly status: 'failed'; readonly error: RunErrorData; readonly thrown?: unknown; readonly partialOutput: string | null; readonly output?: unknown }
+  | {
+      readonly status: 'failed';
+      readonly error: RunErrorData;
+      readonly thrown?: unknown;
+      readonly partialOutput: string | null;
+      readonly output?: unknown;
+    }
   | { readonly status: 'cancelled'; readonly cancellation: Cancellation; readonly partialOutput: string | null }
   | { readonly status: 'waiting'; readonly interruptions: readonly Interruption[] };
 
@@ -176,4 +184,3 @@ export interface SavedState {
   readonly position: Position;
   readonly toolCalls: readonly ToolCallRecord[];
 }
-

@@ -34,5 +34,8 @@ export function compileJsonSchema(schema: JsonSchema): ValidateFunction {
 export function jsonSchemaFaults(schema: JsonSchema, value: unknown): string[] {
   const validate = compileJsonSchema(schema);
   if (validate(value)) return [];
-  return (validate.errors ?? []).map((fault: ErrorObject) => `${fault.instancePath === '' ? '/' : fault.instancePath}: ${fault.message ?? fault.keyword}`);
+  return (validate.errors ?? []).map(
+    (fault: ErrorObject) =>
+      `${fault.instancePath === '' ? '/' : fault.instancePath}: ${fault.message ?? fault.keyword}`,
+  );
 }

@@ -1,5 +1,11 @@
 /** A value that survives `JSON.stringify` and `JSON.parse` unchanged. */
-export type JsonValue = string | number | boolean | null | readonly JsonValue[] | { readonly [key: string]: JsonValue | undefined };
+export type JsonValue =
+  | string
+  | number
+  | boolean
+  | null
+  | readonly JsonValue[]
+  | { readonly [key: string]: JsonValue | undefined };
 
 /** A value that JSON cannot hold: names the path, so that an author finds the line. */
 export class NotJsonError extends TypeError {
@@ -70,7 +76,9 @@ export function deepFreeze<T>(value: T): T {
 }
 
 export function isDeepFrozen(value: unknown): boolean {
-  return typeof value !== 'object' || value === null || (Object.isFrozen(value) && Object.values(value).every(isDeepFrozen));
+  return (
+    typeof value !== 'object' || value === null || (Object.isFrozen(value) && Object.values(value).every(isDeepFrozen))
+  );
 }
 
 /** A frozen deep copy that shares nothing with the caller's object. @throws NotJsonError */
@@ -89,7 +97,9 @@ export function jsonEquals(a: unknown, b: unknown): boolean {
   if (Array.isArray(a) !== Array.isArray(b)) return false;
   const keys = Object.keys(a);
   if (keys.length !== Object.keys(b).length) return false;
-  return keys.every((key) => key in b && jsonEquals((a as Record<string, unknown>)[key], (b as Record<string, unknown>)[key]));
+  return keys.every(
+    (key) => key in b && jsonEquals((a as Record<string, unknown>)[key], (b as Record<string, unknown>)[key]),
+  );
 }
 
 /**
@@ -113,5 +123,7 @@ export function wellFormed<T extends JsonValue | undefined>(value: T): T {
   }
   const entries = Object.entries(value) as [string, JsonValue | undefined][];
   const mended = entries.map(([key, child]) => [wellFormed(key), wellFormed(child)] as const);
-  return mended.every(([key, child], index) => key === entries[index]?.[0] && child === entries[index][1]) ? value : (Object.fromEntries(mended) as T);
+  return mended.every(([key, child], index) => key === entries[index]?.[0] && child === entries[index][1])
+    ? value
+    : (Object.fromEntries(mended) as T);
 }

@@ -1,16 +1,35 @@
-import { Attempt, type AgentInstance, type AttemptInput, type Frame, type LoopDeps } from './attempt.js';
+import { type AgentInstance, Attempt, type AttemptInput, type Frame, type LoopDeps } from './attempt.js';
 import { BoundShims } from './bound-shims.js';
 import type { RunResult } from './hooks.js';
 import { guardsFor, placeOf } from './inheritance.js';
-import { CancelledFirstError, copyPosition, type AttemptEnd, type Settled } from './journal.js';
+import { type AttemptEnd, CancelledFirstError, copyPosition, type Settled } from './journal.js';
 import { deepFreeze } from './json.js';
-import { internalMessage, isEphemeral, textOf, type HistoryItem, type ModelResponse, withoutInternalInJson } from './messages.js';
+import {
+  type HistoryItem,
+  internalMessage,
+  isEphemeral,
+  type ModelResponse,
+  textOf,
+  withoutInternalInJson,
+} from './messages.js';
 import type { FinishReason } from './model.js';
-import { BudgetReachedError, failureProblem, findCancellation, HandedOverError, LimitExceededError, loggedError, RunCancelledError, RunError, runErrorData, ShimCleanupError, ShimError } from './run-errors.js';
 import type { Cancellation, Interruption, RunLimits } from './run.js';
+import {
+  BudgetReachedError,
+  failureProblem,
+  findCancellation,
+  HandedOverError,
+  LimitExceededError,
+  loggedError,
+  RunCancelledError,
+  RunError,
+  runErrorData,
+  ShimCleanupError,
+  ShimError,
+} from './run-errors.js';
 import { RunStateView } from './run-state.js';
 import { parseOutput } from './structured-output.js';
-import { cancelRound, ToolRound, type RoundResult } from './tool-round.js';
+import { cancelRound, type RoundResult, ToolRound } from './tool-round.js';
 import { assertLimits, modelStep, prepareTurn, visibleTools } from './turn-step.js';
 
 /** What an attempt has come to, before and while it is cleaned up. */
@@ -21,7 +40,10 @@ type Outcome =
   | { readonly kind: 'cancelled'; readonly requestedAtMs: number | undefined }
   | { readonly kind: 'handedOver' };
 
-type Step = { readonly kind: 'next' } | { readonly kind: 'handoff'; readonly to: string } | Extract<Outcome, { kind: 'completed' | 'waiting' }>;
+type Step =
+  | { readonly kind: 'next' }
+  | { readonly kind: 'handoff'; readonly to: string }
+  | Extract<Outcome, { kind: 'completed' | 'waiting' }>;
 
 /**
  * Drives one attempt of a run to its end: bind, onRunStart, then turns until an answer, a wait, a failure or a stop, then the
@@ -32,9 +54,11 @@ type Step = { readonly kind: 'next' } | { readonly kind: 'handoff'; readonly to:
 export async function runAttempt(input: AttemptInput, deps: LoopDeps): Promise<AttemptEnd | undefined> {
   const deadline = startDeadline(input, deps);
   try {
-    return await drive(new Attempt({ ...input, signal: deadline.signal }, deps, () => {
-      deadline.stop();
-    }));
+    return await drive(
+      new Attempt({ ...input, signal: deadline.signal }, deps, () => {
+        deadline.stop();
+      }),
+    );
   } finally {
     deadline.stop();
   }
@@ -95,7 +119,10 @@ async function runFrame(attempt: Attempt, depth: number, opened: Frame[]): Promi
     opened.push(frame);
     attempt.frame = frame;
     await startSessions(attempt, frame, depth);
-    outcome = attempt.position.settled === undefined ? await runTurns(attempt, frame, depth, opened) : outcomeOfSettled(attempt.position.settled);
+    outcome =
+      attempt.position.settled === undefined
+        ? await runTurns(attempt, frame, depth, opened)
+        : outcomeOfSettled(attempt.position.settled);
   } catch (error) {
     outcome = outcomeOfError(attempt, error);
   }
@@ -113,7 +140,13 @@ async function openFrame(attempt: Attempt, depth: number): Promise<Frame> {
   const name = attempt.position.agents[depth] ?? '';
   const agent: AgentInstance = attempt.deps.agent(name);
   const { runId, parentRunId, depth: runDepth } = attempt.input;
-  const task = Object.freeze({ runId, agent: name, model: agent.descriptor.model, depth: runDepth, ...(parentRunId === undefined ? {} : { parentRunId }) });
+  const task = Object.freeze({
+    runId,
+    agent: name,
+    model: agent.descriptor.model,
+    depth: runDepth,
+    ...(parentRunId === undefined ? {} : { parentRunId }),
+  });
   const named = [...guardsFor(attempt, agent), ...agent.shims];
   attempt.input.onBind?.(named);
   const shims = await BoundShims.bind(named, task, attempt, attempt.deps.hostHooks);
@@ -128,13 +161,17 @@ async function startSessions(attempt: Attempt, frame: Frame, depth: number): Pro
   attempt.core = undefined;
   attempt.signal.throwIfAborted();
   attempt.event({ type: 'agent.started', ...placeOf(attempt, frame, depth) });
-  await attempt.observe(frame, (hooks, task) => hooks.onAgentStart?.(task, new RunStateView(attempt.working, refuseWrite, () => true)));
+  await attempt.observe(frame, (hooks, task) =>
+    hooks.onAgentStart?.(task, new RunStateView(attempt.working, refuseWrite, () => true)),
+  );
   const start = async (): Promise<void> => {
     for (const session of frame.shims.sessions) {
       attempt.signal.throwIfAborted();
       session.started = true;
       if (!frame.shims.active('onRunStart').includes(session)) continue;
-      await frame.shims.call(session, 'onRunStart', () => session.bound.onRunStart(session.scope.runState, attempt.transientState, session.scope));
+      await frame.shims.call(session, 'onRunStart', () =>
+        session.bound.onRunStart(session.scope.runState, attempt.transientState, session.scope),
+      );
     }
   };
   attempt.effects.rebase();
@@ -216,15 +253,25 @@ async function reenterRound(attempt: Attempt, frame: Frame): Promise<Step> {
 function finalAnswer(attempt: Attempt, frame: Frame, response: ModelResponse): Step {
   const text = textOf(response);
   const schema = frame.agent.descriptor.output;
-  if (schema === undefined || response.finishReason === 'refusal') return { kind: 'completed', output: text, finishReason: response.finishReason };
+  if (schema === undefined || response.finishReason === 'refusal')
+    return { kind: 'completed', output: text, finishReason: response.finishReason };
   const parsed = parseOutput(schema, text);
-  if (parsed.faults.length === 0) return { kind: 'completed', output: parsed.value, finishReason: response.finishReason };
+  if (parsed.faults.length === 0)
+    return { kind: 'completed', output: parsed.value, finishReason: response.finishReason };
   if (attempt.position.outputRepaired) {
-    throw new RunError('output_invalid', `The answer does not satisfy the output schema: ${parsed.faults.join('; ')}`, { details: { errors: parsed.faults } });
+    throw new RunError('output_invalid', `The answer does not satisfy the output schema: ${parsed.faults.join('; ')}`, {
+      details: { errors: parsed.faults },
+    });
   }
   attempt.position.outputRepaired = true;
   attempt.working.history.push(
-    internalMessage({ role: 'user', content: `This answer does not satisfy the output schema: ${parsed.faults.join('; ')}. Answer again with valid JSON only.` }, { origin: 'output' }),
+    internalMessage(
+      {
+        role: 'user',
+        content: `This answer does not satisfy the output schema: ${parsed.faults.join('; ')}. Answer again with valid JSON only.`,
+      },
+      { origin: 'output' },
+    ),
   );
   return { kind: 'next' };
 }
@@ -317,7 +364,8 @@ async function cleanUp(attempt: Attempt, frame: Frame, outcome: Outcome, depth: 
   attempt.core = undefined;
   // Made only for whoever looks at it: it copies the state.
   const answer = answerOf(outcome);
-  const result = answer !== undefined && frame.shims.active('onRunEnd').length > 0 ? resultOf(attempt, answer.output) : null;
+  const result =
+    answer !== undefined && frame.shims.active('onRunEnd').length > 0 ? resultOf(attempt, answer.output) : null;
   attempt.effects.rebase();
   for (const session of frame.shims.sessions) {
     if (!session.started) continue;
@@ -344,7 +392,8 @@ async function cleanUp(attempt: Attempt, frame: Frame, outcome: Outcome, depth: 
 /** The finished answer of a run that clean-up is all that is left of, with the clean-ups of agents further in that failed (R58). */
 function answerOf(outcome: Outcome): { readonly output: unknown; readonly failures: readonly ShimError[] } | undefined {
   if (outcome.kind === 'completed') return { output: outcome.output, failures: [] };
-  if (outcome.kind !== 'failed' || !(outcome.error instanceof ShimCleanupError) || outcome.output === undefined) return undefined;
+  if (outcome.kind !== 'failed' || !(outcome.error instanceof ShimCleanupError) || outcome.output === undefined)
+    return undefined;
   return { output: outcome.output, failures: outcome.error.errors };
 }
 
@@ -354,7 +403,13 @@ function resultOf(attempt: Attempt, finalOutput: unknown): RunResult {
     finalOutput: structuredClone(finalOutput),
     responses: [...responses],
     turnCount,
-    runState: { instructions, history: withoutInternalInJson([...history]), responses: [...responses], turnCount, shimState: live.frozen() },
+    runState: {
+      instructions,
+      history: withoutInternalInJson([...history]),
+      responses: [...responses],
+      turnCount,
+      shimState: live.frozen(),
+    },
   });
 }
 
@@ -371,7 +426,11 @@ async function end(attempt: Attempt, outcome: Outcome, opened: readonly Frame[])
     } else if (!(error instanceof HandedOverError)) throw error;
   } finally {
     attempt.ended = true;
-    if (written?.status === 'failed') attempt.log.warn({ runId: attempt.runId, agent: attempt.agent, error: loggedError(written.error) }, 'the run failed');
+    if (written?.status === 'failed')
+      attempt.log.warn(
+        { runId: attempt.runId, agent: attempt.agent, error: loggedError(written.error) },
+        'the run failed',
+      );
     const watched = opened.some((frame) => frame.shims.hooks.length > 0);
     const result = watched && written?.status === 'completed' ? resultOf(attempt, written.output) : null;
     for (const frame of opened.toReversed()) {
@@ -394,7 +453,12 @@ async function writeEnd(attempt: Attempt, outcome: Outcome): Promise<AttemptEnd 
   delete attempt.position.settled;
   attempt.event(attempt.effects.snapshot('runEnd'));
   const { type, fields } = endingEvent(attempt, endOf);
-  await attempt.commit({ events: [{ type, ...fields } as never], checkpoint: attempt.takeCheckpoint({ calls: attempt.calls }), end: endOf, usage: attempt.usage });
+  await attempt.commit({
+    events: [{ type, ...fields } as never],
+    checkpoint: attempt.takeCheckpoint({ calls: attempt.calls }),
+    end: endOf,
+    usage: attempt.usage,
+  });
   return endOf;
 }
 
@@ -406,7 +470,13 @@ function attemptEnd(attempt: Attempt, outcome: Exclude<Outcome, { kind: 'handedO
     case 'waiting':
       return { status: 'waiting', interruptions: outcome.interruptions };
     case 'failed':
-      return { status: 'failed', error: failureProblem(runErrorData(outcome.error)), thrown: outcome.error, partialOutput, ...(outcome.output === undefined ? {} : { output: outcome.output }) };
+      return {
+        status: 'failed',
+        error: failureProblem(runErrorData(outcome.error)),
+        thrown: outcome.error,
+        partialOutput,
+        ...(outcome.output === undefined ? {} : { output: outcome.output }),
+      };
     case 'cancelled':
       return { status: 'cancelled', cancellation: receiptOf(attempt, outcome.requestedAtMs), partialOutput };
   }
@@ -414,25 +484,51 @@ function attemptEnd(attempt: Attempt, outcome: Exclude<Outcome, { kind: 'handedO
 
 function receiptOf(attempt: Attempt, requestedAtMs: number | undefined): Cancellation {
   const requested = requestedAtMs ?? attempt.clock.now();
-  return { requestedAt: new Date(requested).toISOString(), inFlight: [...attempt.receipts], cleanupMs: attempt.clock.now() - requested };
+  return {
+    requestedAt: new Date(requested).toISOString(),
+    inFlight: [...attempt.receipts],
+    cleanupMs: attempt.clock.now() - requested,
+  };
 }
 
 function endingEvent(attempt: Attempt, endOf: AttemptEnd): { readonly type: string; readonly fields: object } {
   switch (endOf.status) {
     case 'completed':
-      return { type: 'run.completed', fields: { output: endOf.output, finishReason: endOf.finishReason, usage: attempt.usage, turnCount: attempt.working.turnCount } };
+      return {
+        type: 'run.completed',
+        fields: {
+          output: endOf.output,
+          finishReason: endOf.finishReason,
+          usage: attempt.usage,
+          turnCount: attempt.working.turnCount,
+        },
+      };
     case 'failed':
-      return { type: 'run.failed', fields: { error: endOf.error, partialOutput: endOf.partialOutput, ...(endOf.output === undefined ? {} : { output: endOf.output }) } };
+      return {
+        type: 'run.failed',
+        fields: {
+          error: endOf.error,
+          partialOutput: endOf.partialOutput,
+          ...(endOf.output === undefined ? {} : { output: endOf.output }),
+        },
+      };
     case 'cancelled':
-      return { type: 'run.cancelled', fields: { cancellation: endOf.cancellation, partialOutput: endOf.partialOutput } };
+      return {
+        type: 'run.cancelled',
+        fields: { cancellation: endOf.cancellation, partialOutput: endOf.partialOutput },
+      };
     case 'waiting':
       return { type: 'run.waiting', fields: { interruptions: endOf.interruptions } };
   }
 }
 
 function outcomeOfSettled(settled: Settled): Outcome {
-  if (settled.status === 'completed') return { kind: 'completed', output: settled.output, finishReason: settled.finishReason };
-  return { kind: 'failed', error: new RunError(settled.error.code, settled.error.message, { details: { ...settled.error } }) };
+  if (settled.status === 'completed')
+    return { kind: 'completed', output: settled.output, finishReason: settled.finishReason };
+  return {
+    kind: 'failed',
+    error: new RunError(settled.error.code, settled.error.message, { details: { ...settled.error } }),
+  };
 }
 
 function budgetOf(error: unknown): BudgetReachedError | undefined {
@@ -442,17 +538,32 @@ function budgetOf(error: unknown): BudgetReachedError | undefined {
 
 function budgetQuestion(attempt: Attempt, { message }: BudgetReachedError): Interruption {
   const responseSchema = { type: 'object', properties: { limits: { type: 'object' } }, required: ['limits'] };
-  return { id: attempt.deps.newId(), reason: 'budget', toolCallId: null, tool: null, arguments: null, message, responseSchema, expiresAt: null };
+  return {
+    id: attempt.deps.newId(),
+    reason: 'budget',
+    toolCallId: null,
+    tool: null,
+    arguments: null,
+    message,
+    responseSchema,
+    expiresAt: null,
+  };
 }
 
 function outcomeOfError(attempt: Attempt, error: unknown): Outcome {
   const { signal } = attempt;
   const reason: unknown = signal.aborted ? signal.reason : error;
   if (reason instanceof HandedOverError) return { kind: 'handedOver' };
-  if (error instanceof CancelledFirstError) return { kind: 'cancelled', requestedAtMs: signal.aborted && signal.reason instanceof RunCancelledError ? signal.reason.requestedAtMs : undefined };
+  if (error instanceof CancelledFirstError)
+    return {
+      kind: 'cancelled',
+      requestedAtMs:
+        signal.aborted && signal.reason instanceof RunCancelledError ? signal.reason.requestedAtMs : undefined,
+    };
   if (reason instanceof RunCancelledError) return { kind: 'cancelled', requestedAtMs: reason.requestedAtMs };
   if (error instanceof HandedOverError) return { kind: 'handedOver' };
   const budget = budgetOf(error);
-  if (budget !== undefined && !signal.aborted) return { kind: 'waiting', interruptions: [budgetQuestion(attempt, budget)], discards: true };
+  if (budget !== undefined && !signal.aborted)
+    return { kind: 'waiting', interruptions: [budgetQuestion(attempt, budget)], discards: true };
   return { kind: 'failed', error: signal.aborted ? reason : error };
 }

@@ -1,12 +1,34 @@
 import type { EventInput, LifecycleEvent } from './events.js';
-import { CancelledFirstError, firstPosition, type AttemptEnd, type Checkpoint, type Journal, type JournalEntry, type SavedState, type ToolCallRecord } from './journal.js';
-import { isEphemeral, type HistoryItem } from './messages.js';
+import {
+  type AttemptEnd,
+  CancelledFirstError,
+  type Checkpoint,
+  firstPosition,
+  type Journal,
+  type JournalEntry,
+  type SavedState,
+  type ToolCallRecord,
+} from './journal.js';
+import { type HistoryItem, isEphemeral } from './messages.js';
 import { NO_USAGE } from './model.js';
 import type { PromptSpec } from './template.js';
 
 /** A saved state for a conversation that has not begun. */
-export function newState(agent: string, instructions: string | PromptSpec, history: readonly HistoryItem[] = []): SavedState {
-  return { instructions, history, responses: [], state: new Map(), turnCount: 0, usage: NO_USAGE, position: firstPosition(agent), toolCalls: [] };
+export function newState(
+  agent: string,
+  instructions: string | PromptSpec,
+  history: readonly HistoryItem[] = [],
+): SavedState {
+  return {
+    instructions,
+    history,
+    responses: [],
+    state: new Map(),
+    turnCount: 0,
+    usage: NO_USAGE,
+    position: firstPosition(agent),
+    toolCalls: [],
+  };
 }
 
 /** A saved state with one checkpoint more. */
@@ -54,7 +76,13 @@ export class MemoryJournal implements Journal {
   readonly #onEvent: (event: LifecycleEvent) => void;
   #settled = false;
 
-  constructor(options: { readonly runId: string; readonly saved: SavedState; readonly now: () => number; readonly signal: AbortSignal; readonly onEvent?: (event: LifecycleEvent) => void }) {
+  constructor(options: {
+    readonly runId: string;
+    readonly saved: SavedState;
+    readonly now: () => number;
+    readonly signal: AbortSignal;
+    readonly onEvent?: (event: LifecycleEvent) => void;
+  }) {
     this.#runId = options.runId;
     this.saved = options.saved;
     this.#now = options.now;
@@ -63,13 +91,20 @@ export class MemoryJournal implements Journal {
   }
 
   note(event: EventInput): void {
-    const full: LifecycleEvent = { ...event, seq: this.events.length + 1, runId: this.#runId, attempt: 1, at: new Date(this.#now()).toISOString() };
+    const full: LifecycleEvent = {
+      ...event,
+      seq: this.events.length + 1,
+      runId: this.#runId,
+      attempt: 1,
+      at: new Date(this.#now()).toISOString(),
+    };
     this.events.push(full);
     this.#onEvent(full);
   }
 
   async commit(entry: JournalEntry): Promise<void> {
-    const finishes = entry.checkpoint?.settles === true || (entry.end !== undefined && entry.end.status !== 'cancelled');
+    const finishes =
+      entry.checkpoint?.settles === true || (entry.end !== undefined && entry.end.status !== 'cancelled');
     if (finishes && !this.#settled && this.#signal.aborted) throw new CancelledFirstError();
     if (entry.checkpoint?.settles === true) this.#settled = true;
     if (entry.checkpoint !== undefined) this.saved = withCheckpoint(this.saved, entry.checkpoint);

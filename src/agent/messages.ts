@@ -1,12 +1,17 @@
 import { z } from 'zod';
 import { checkJson, deepFreeze, frozenCopy, isDeepFrozen, type JsonValue } from './json.js';
 import type { FinishReason, Usage } from './model.js';
-import { renderTemplate, type PromptSpec } from './template.js';
+import { type PromptSpec, renderTemplate } from './template.js';
 
 const providerOptions = z.record(z.string(), z.record(z.string(), z.json())).optional();
 
 const TextPartSchema = z.strictObject({ type: z.literal('text'), text: z.string(), providerOptions });
-const ImagePartSchema = z.strictObject({ type: z.literal('image'), image: z.string(), mediaType: z.string().optional(), providerOptions });
+const ImagePartSchema = z.strictObject({
+  type: z.literal('image'),
+  image: z.string(),
+  mediaType: z.string().optional(),
+  providerOptions,
+});
 const FilePartSchema = z.strictObject({
   type: z.literal('file'),
   data: z.string(),
@@ -34,7 +39,13 @@ const ToolResultOutputSchema = z.discriminatedUnion('type', [
       z.discriminatedUnion('type', [
         z.strictObject({ type: z.literal('text'), text: z.string(), providerOptions }),
         z.strictObject({ type: z.literal('image-data'), data: z.string(), mediaType: z.string(), providerOptions }),
-        z.strictObject({ type: z.literal('file-data'), data: z.string(), mediaType: z.string(), filename: z.string().optional(), providerOptions }),
+        z.strictObject({
+          type: z.literal('file-data'),
+          data: z.string(),
+          mediaType: z.string(),
+          filename: z.string().optional(),
+          providerOptions,
+        }),
       ]),
     ),
     providerOptions,
@@ -56,7 +67,10 @@ export const MessageSchema = z.discriminatedUnion('role', [
   z.strictObject({ role: z.literal('system'), content: z.string(), providerOptions }),
   z.strictObject({
     role: z.literal('user'),
-    content: z.union([z.string(), z.array(z.discriminatedUnion('type', [TextPartSchema, ImagePartSchema, FilePartSchema])).min(1)]),
+    content: z.union([
+      z.string(),
+      z.array(z.discriminatedUnion('type', [TextPartSchema, ImagePartSchema, FilePartSchema])).min(1),
+    ]),
     providerOptions,
   }),
   z.strictObject({
@@ -192,8 +206,14 @@ export function markAsContent(item: HistoryItem): void {
  * @param options.origin who added it, e.g. the shim's name
  * @param options.ephemeral true: sent on every call of the run and gone when the run ends
  */
-export function internalMessage<M extends Message>(message: M, options: { readonly origin: string; readonly ephemeral?: boolean }): M {
-  return { ...message, metadata: { ...message.metadata, internal: { origin: options.origin, ephemeral: options.ephemeral ?? false } } };
+export function internalMessage<M extends Message>(
+  message: M,
+  options: { readonly origin: string; readonly ephemeral?: boolean },
+): M {
+  return {
+    ...message,
+    metadata: { ...message.metadata, internal: { origin: options.origin, ephemeral: options.ephemeral ?? false } },
+  };
 }
 
 /** Whether a history item is an internal message, of one origin where it is given. */
@@ -222,7 +242,11 @@ const rendered = new WeakMap<object, readonly Message[]>();
 
 /** A list that, written as JSON, leaves its internal messages out (R90); in memory it holds them all. The list itself. */
 export function withoutInternalInJson<T extends readonly unknown[]>(list: T): T {
-  if (!Object.isFrozen(list)) Object.defineProperty(list, 'toJSON', { value: () => list.filter((item) => !isInternalMessage(item)), enumerable: false });
+  if (!Object.isFrozen(list))
+    Object.defineProperty(list, 'toJSON', {
+      value: () => list.filter((item) => !isInternalMessage(item)),
+      enumerable: false,
+    });
   return Object.freeze(list);
 }
 

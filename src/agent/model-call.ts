@@ -1,5 +1,5 @@
 import type { LanguageModelV3CallOptions, LanguageModelV3StreamPart } from '@ai-sdk/provider';
-import { AnswerAssembly, AssemblyError, type AnswerListener, type CompletedCall } from './answer-assembly.js';
+import { AnswerAssembly, type AnswerListener, AssemblyError, type CompletedCall } from './answer-assembly.js';
 import type { Clock } from './clock.js';
 import type { ModelRequest } from './hooks.js';
 import type { Message } from './messages.js';

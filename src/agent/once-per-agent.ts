@@ -1,7 +1,7 @@
 import type { NamedShim } from './bound-shims.js';
 import { DelegatingBoundShim } from './delegating.js';
 import type { RunnerHooks } from './hooks.js';
-import { BoundShim, Shim, type Awaitable, type ShimBindingContext } from './shim.js';
+import { type Awaitable, BoundShim, Shim, type ShimBindingContext } from './shim.js';
 
 /** Binds a shim once for the life of an agent object, however many runs start together (R4). */
 export class OncePerAgent extends Shim {

@@ -1,4 +1,4 @@
-import { wellFormed, type JsonValue } from './json.js';
+import { type JsonValue, wellFormed } from './json.js';
 import type {
   AssistantMessage,
   AssistantPart,

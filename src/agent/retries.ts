@@ -1,4 +1,4 @@
-import { pause, type Clock } from './clock.js';
+import { type Clock, pause } from './clock.js';
 import { ModelCallError } from './run-errors.js';
 
 const FIRST_RETRY_MS = 500;

@@ -28,7 +28,11 @@ export class RunError extends Error {
   readonly code: RunErrorCode;
   readonly details: Readonly<Record<string, unknown>>;
 
-  constructor(code: RunErrorCode, message: string, options: { readonly details?: Readonly<Record<string, unknown>>; readonly cause?: unknown } = {}) {
+  constructor(
+    code: RunErrorCode,
+    message: string,
+    options: { readonly details?: Readonly<Record<string, unknown>>; readonly cause?: unknown } = {},
+  ) {
     super(message, { cause: options.cause });
     this.name = new.target.name;
     this.code = code;
@@ -41,10 +45,18 @@ export class RunError extends Error {
 }
 
 /** The fields of a run's usage. */
-type ToldTokens = Readonly<Record<'inputTokens' | 'outputTokens' | 'totalTokens' | 'cachedInputTokens' | 'reasoningTokens', number>>;
+type ToldTokens = Readonly<
+  Record<'inputTokens' | 'outputTokens' | 'totalTokens' | 'cachedInputTokens' | 'reasoningTokens', number>
+>;
 
 export interface ModelFailure {
-  readonly code: 'model_error' | 'model_stream_cut' | 'model_idle_timeout' | 'context_exceeded' | 'output_limit' | 'model_behaviour';
+  readonly code:
+    | 'model_error'
+    | 'model_stream_cut'
+    | 'model_idle_timeout'
+    | 'context_exceeded'
+    | 'output_limit'
+    | 'model_behaviour';
   readonly message: string;
   /** True for a passing fault (429, 5xx, reset, cut, silence): the same call may succeed when made again. */
   readonly retryable: boolean;
@@ -118,7 +130,9 @@ export class BudgetReachedError extends Error {
 /** Which limit stopped the run, what it was and what was reached. Resumable with a raised limit. */
 export class LimitExceededError extends RunError {
   constructor(limit: string, allowed: number, reached: number) {
-    super('limit_exceeded', `The run reached its limit ${limit} (${allowed}).`, { details: { limit, allowed, reached } });
+    super('limit_exceeded', `The run reached its limit ${limit} (${allowed}).`, {
+      details: { limit, allowed, reached },
+    });
   }
 }
 
@@ -128,7 +142,10 @@ export class ShimError extends RunError {
   readonly phase: string;
 
   constructor(shim: string, phase: string, cause: unknown, code: 'shim_failed' | 'shim_timeout' = 'shim_failed') {
-    super(code, `Shim ${JSON.stringify(shim)} failed in ${phase}: ${messageOf(cause)}`, { details: { shim, phase, cause: messageOf(cause) }, cause });
+    super(code, `Shim ${JSON.stringify(shim)} failed in ${phase}: ${messageOf(cause)}`, {
+      details: { shim, phase, cause: messageOf(cause) },
+      cause,
+    });
     this.shim = shim;
     this.phase = phase;
   }
@@ -182,7 +199,14 @@ export function findCancellation(thrown: unknown, depth = 0): RunCancelledError 
   return undefined;
 }
 
-const MODEL_CODES: ReadonlySet<RunErrorCode> = new Set(['model_error', 'model_stream_cut', 'model_idle_timeout', 'context_exceeded', 'output_limit', 'model_behaviour']);
+const MODEL_CODES: ReadonlySet<RunErrorCode> = new Set([
+  'model_error',
+  'model_stream_cut',
+  'model_idle_timeout',
+  'context_exceeded',
+  'output_limit',
+  'model_behaviour',
+]);
 
 /**
  * A run's failure as the problem object that HTTP would have given (RFC 9457): what is stored as `error` and sent with

@@ -1,8 +1,8 @@
 import type { Checkpoint, SavedState } from './journal.js';
-import { isEphemeral, renderItem, settleItem, type HistoryItem, type ToolCallPart } from './messages.js';
 import type { ModelResponse } from './messages.js';
-import { settleInstructions, type PromptSpec } from './template.js';
+import { type HistoryItem, isEphemeral, renderItem, settleItem, type ToolCallPart } from './messages.js';
 import { GuardedState, LiveState, ReadOnlyState, type ShimState, type StateChange } from './state-map.js';
+import { type PromptSpec, settleInstructions } from './template.js';
 
 /** What must survive a run (R10), as shims see it. */
 export interface RunState {
@@ -31,7 +31,12 @@ export class WorkingState {
   readonly responses: ModelResponse[];
   live: LiveState;
   turnCount: number;
-  #saved: { instructions: string | PromptSpec; turnCount: number; responses: number; readonly state: Map<string, string> };
+  #saved: {
+    instructions: string | PromptSpec;
+    turnCount: number;
+    responses: number;
+    readonly state: Map<string, string>;
+  };
   #savedHistory: HistoryItem[];
   #dropEphemeral = false;
   #takeBack = (): void => undefined;
@@ -45,19 +50,26 @@ export class WorkingState {
     this.live = new LiveState(saved.state);
     this.turnCount = saved.turnCount;
     this.#savedHistory = [...saved.history];
-    this.#saved = { instructions: saved.instructions, turnCount: saved.turnCount, responses: saved.responses.length, state: new Map(saved.state) };
+    this.#saved = {
+      instructions: saved.instructions,
+      turnCount: saved.turnCount,
+      responses: saved.responses.length,
+      state: new Map(saved.state),
+    };
   }
 
   /** The responses for callbacks, which may keep the list and may not change it. */
   shownResponses(): ModelResponse[] {
     const { responses } = this;
-    if (this.#shown.length !== responses.length || this.#shown.at(-1) !== responses.at(-1)) this.#shown = Object.freeze([...responses]);
+    if (this.#shown.length !== responses.length || this.#shown.at(-1) !== responses.at(-1))
+      this.#shown = Object.freeze([...responses]);
     return this.#shown as ModelResponse[];
   }
 
   /** Freezes copies of items that were pushed onto the array itself, so that later changes of the caller's objects change nothing. */
   settleHistory(): void {
-    for (let index = 0; index < this.history.length; index += 1) this.history[index] = settleItem(this.history[index] as HistoryItem, `history[${index}]`);
+    for (let index = 0; index < this.history.length; index += 1)
+      this.history[index] = settleItem(this.history[index] as HistoryItem, `history[${index}]`);
   }
 
   /** The state keys that changed since the last call, kept for the next checkpoint too. */
@@ -80,8 +92,19 @@ export class WorkingState {
     }
     const responses = this.responses.slice(this.#saved.responses);
     const instructions = this.instructions === this.#saved.instructions ? undefined : this.instructions;
-    this.#saved = { ...this.#saved, instructions: this.instructions, turnCount: this.turnCount, responses: this.responses.length };
-    return { turnCount: this.turnCount, responses, state, history: this.#takeHistory(), ...(instructions === undefined ? {} : { instructions }) };
+    this.#saved = {
+      ...this.#saved,
+      instructions: this.instructions,
+      turnCount: this.turnCount,
+      responses: this.responses.length,
+    };
+    return {
+      turnCount: this.turnCount,
+      responses,
+      state,
+      history: this.#takeHistory(),
+      ...(instructions === undefined ? {} : { instructions }),
+    };
   }
 
   #rememberSaved(state: readonly StateChange[]): void {
@@ -108,7 +131,8 @@ export class WorkingState {
 
   #takeHistory(): StateDelta['history'] {
     const kept = this.#savedHistory.length;
-    const appended = this.history.length >= kept && this.#savedHistory.every((item, index) => item === this.history[index]);
+    const appended =
+      this.history.length >= kept && this.#savedHistory.every((item, index) => item === this.history[index]);
     const dropEphemeral = this.#dropEphemeral;
     this.#dropEphemeral = false;
     if (!appended) {
@@ -177,7 +201,9 @@ export function openCalls(history: readonly HistoryItem[]): ToolCallPart[] {
 
 function callsOf(content: string | readonly { readonly type: string }[]): ToolCallPart[] {
   if (typeof content === 'string') return [];
-  return content.filter((part): part is ToolCallPart => part.type === 'tool-call' && (part as ToolCallPart).providerExecuted !== true);
+  return content.filter(
+    (part): part is ToolCallPart => part.type === 'tool-call' && (part as ToolCallPart).providerExecuted !== true,
+  );
 }
 
 /**
@@ -190,12 +216,14 @@ export function assertPairing(history: readonly HistoryItem[], open: ReadonlySet
   for (const message of history.flatMap((item) => renderItem(item))) {
     if (message.role === 'tool') {
       for (const part of message.content) {
-        if (!awaited.delete(part.toolCallId)) throw new BrokenPairingError(`the result of ${part.toolCallId} does not follow its call`);
+        if (!awaited.delete(part.toolCallId))
+          throw new BrokenPairingError(`the result of ${part.toolCallId} does not follow its call`);
       }
       continue;
     }
     const [missing] = awaited;
-    if (missing !== undefined && !open.has(missing)) throw new BrokenPairingError(`the call ${missing} is not followed by its result`);
+    if (missing !== undefined && !open.has(missing))
+      throw new BrokenPairingError(`the call ${missing} is not followed by its result`);
     if (message.role === 'assistant') awaited = new Set(callsOf(message.content).map((call) => call.toolCallId));
   }
   for (const id of awaited) if (!open.has(id)) throw new BrokenPairingError(`the call ${id} has no result`);

@@ -2,7 +2,15 @@ import { z } from 'zod';
 import { FinishReasonSchema, UsageSchema } from './model.js';
 import { RunErrorDataSchema } from './run-errors.js';
 
-export const RunStatusSchema = z.enum(['queued', 'running', 'waiting', 'cancelling', 'completed', 'failed', 'cancelled']);
+export const RunStatusSchema = z.enum([
+  'queued',
+  'running',
+  'waiting',
+  'cancelling',
+  'completed',
+  'failed',
+  'cancelled',
+]);
 export type RunStatus = z.infer<typeof RunStatusSchema>;
 
 /**

@@ -1,8 +1,7 @@
 import { onAbort } from './abort.js';
 import type { JsonValue } from './json.js';
-import type { Message } from './messages.js';
+import type { Message, ModelResponse } from './messages.js';
 import type { Usage } from './model.js';
-import type { ModelResponse } from './messages.js';
 import type { Cancellation, RunLimits } from './run.js';
 import { RunStateView, type WorkingState } from './run-state.js';
 import type { ShimNamespace } from './shim-namespace.js';
@@ -106,7 +105,11 @@ export class ShimScope implements RunScope {
   #unwatch = (): void => undefined;
   #closed = false;
 
-  constructor(attempt: AttemptPort, shim: string, options: { readonly agent: string; readonly namespace: ShimNamespace | undefined; readonly signal: AbortSignal }) {
+  constructor(
+    attempt: AttemptPort,
+    shim: string,
+    options: { readonly agent: string; readonly namespace: ShimNamespace | undefined; readonly signal: AbortSignal },
+  ) {
     this.#attempt = attempt;
     this.shim = shim;
     this.#agent = options.agent;

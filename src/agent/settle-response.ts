@@ -1,5 +1,5 @@
 import { checkJson, deepFreeze } from './json.js';
-import { settleMessage, type AssistantMessage, type ModelResponse } from './messages.js';
+import { type AssistantMessage, type ModelResponse, settleMessage } from './messages.js';
 import { FinishReasonSchema, NO_USAGE, UsageSchema } from './model.js';
 
 /**

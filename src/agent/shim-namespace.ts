@@ -1,5 +1,5 @@
 import type { z } from 'zod';
-import { strictStringify, type JsonValue } from './json.js';
+import { type JsonValue, strictStringify } from './json.js';
 import type { WorkingState } from './run-state.js';
 
 /** How a shim keeps a state of its own: schema, version, and how an older version becomes this one. */
@@ -12,7 +12,9 @@ export interface NamespaceDefinition {
 /** A stored state that is newer than the code: nothing is touched. */
 export class NewerStateError extends Error {
   constructor(shim: string, stored: number, known: number) {
-    super(`The saved state of shim ${JSON.stringify(shim)} has version ${stored}; this code knows up to ${known}. It was left as it is.`);
+    super(
+      `The saved state of shim ${JSON.stringify(shim)} has version ${stored}; this code knows up to ${known}. It was left as it is.`,
+    );
     this.name = 'NewerStateError';
   }
 }
@@ -59,7 +61,10 @@ export class ShimNamespace {
     const stored = this.#working.live.peek(this.#shim);
     const storedVersion = this.#working.live.get<number>(`${this.#shim}:version`) ?? 1;
     if (stored !== undefined && storedVersion > version) throw new NewerStateError(this.#shim, storedVersion, version);
-    const old = stored === undefined || storedVersion === version || migrate === undefined ? (stored ?? {}) : migrate(stored, storedVersion);
+    const old =
+      stored === undefined || storedVersion === version || migrate === undefined
+        ? (stored ?? {})
+        : migrate(stored, storedVersion);
     this.#value = this.#parse(schema, old);
     this.#json = stored === undefined ? undefined : JSON.stringify(stored);
     this.#version = stored === undefined ? version : storedVersion;
@@ -90,6 +95,9 @@ export class ShimNamespace {
   #parse(schema: z.ZodType, value: unknown): unknown {
     const parsed = schema.safeParse(value);
     if (parsed.success) return parsed.data;
-    throw new InvalidStateError(this.#shim, parsed.error.issues.map((issue) => `/${issue.path.join('/')}: ${issue.message}`).join('; '));
+    throw new InvalidStateError(
+      this.#shim,
+      parsed.error.issues.map((issue) => `/${issue.path.join('/')}: ${issue.message}`).join('; '),
+    );
   }
 }

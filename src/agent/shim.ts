@@ -1,12 +1,11 @@
-import type { AgentTask, ModelDelta, ModelRequest, RunResult, RunnerHooks } from './hooks.js';
-import type { Message } from './messages.js';
-import type { ModelResponse } from './messages.js';
+import type { AgentTask, ModelDelta, ModelRequest, RunnerHooks, RunResult } from './hooks.js';
+import type { Message, ModelResponse } from './messages.js';
 import type { RunState } from './run-state.js';
 import type { RunScope } from './scope.js';
 import type { NamespaceDefinition } from './shim-namespace.js';
 import type { RunContext } from './state-map.js';
-import type { GatedCall, PreparedTurn } from './turn.js';
 import type { ToolOutcome } from './tools.js';
+import type { GatedCall, PreparedTurn } from './turn.js';
 
 export type Awaitable<T> = T | Promise<T>;
 
@@ -57,7 +56,12 @@ export interface ShimCallbacks {
 }
 
 /** Milliseconds each callback may take, by name; 30,000 where nothing is said. */
-export type ShimTimeouts = Partial<Record<'onRunStart' | 'prepareTurn' | 'transformMessages' | 'onModelResponse' | 'onRunEnd' | 'onContextExceeded', number>>;
+export type ShimTimeouts = Partial<
+  Record<
+    'onRunStart' | 'prepareTurn' | 'transformMessages' | 'onModelResponse' | 'onRunEnd' | 'onContextExceeded',
+    number
+  >
+>;
 
 /** A definition: shared by many agents and runs, so it holds no run state (R6). */
 export abstract class Shim implements ShimCallbacks {

@@ -1,8 +1,7 @@
-import { deepFreeze, jsonEquals, strictStringify, type JsonValue } from './json.js';
+import { deepFreeze, type JsonValue, jsonEquals, strictStringify } from './json.js';
 
 /** The map that shims keep values in: `ShimState` (persisted, JSON only) and `RunContext` (one attempt, anything). */
 export interface StateMap<V = unknown> {
-   
   get<T extends V = V>(key: string): T | undefined;
   set(key: string, value: V): void;
   has(key: string): boolean;

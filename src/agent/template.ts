@@ -8,7 +8,10 @@ export interface PromptSpec {
   readonly values: Readonly<Record<string, JsonValue>>;
 }
 export const PromptSpecSchema = z.strictObject({
-  template: z.union([z.string(), z.array(z.strictObject({ role: z.enum(['system', 'user', 'assistant']), content: z.string() })).min(1)]),
+  template: z.union([
+    z.string(),
+    z.array(z.strictObject({ role: z.enum(['system', 'user', 'assistant']), content: z.string() })).min(1),
+  ]),
   values: z.record(z.string(), z.json()).default({}),
 });
 
@@ -77,12 +80,18 @@ export function settleInstructions(value: string | PromptSpec): string | PromptS
  * Instructions with a text at their tail (R22, R23): a template is rendered first; what it has beside its system text stays.
  * @throws NoSystemTextError, MissingTemplateValueError
  */
-export function appendInstruction(instructions: string | PromptSpec, text: string, separator: string): string | PromptSpec {
+export function appendInstruction(
+  instructions: string | PromptSpec,
+  text: string,
+  separator: string,
+): string | PromptSpec {
   if (typeof instructions === 'string') return joined(instructions, text, separator);
   const messages = renderTemplate(instructions, 'system');
   const last = messages.findLastIndex((message) => message.role === 'system');
   if (last < 0) throw new NoSystemTextError();
-  const appended = messages.map((message, index) => (index === last ? { ...message, content: joined(message.content, text, separator) } : message));
+  const appended = messages.map((message, index) =>
+    index === last ? { ...message, content: joined(message.content, text, separator) } : message,
+  );
   const [only] = appended;
   return appended.length === 1 && only !== undefined ? only.content : literalSpec(appended);
 }

@@ -13,7 +13,11 @@ import type { GatedCall } from './turn.js';
 const DEFAULT_TOOL_TIMEOUT_MS = 60_000;
 const RETRY_PAUSE_MS = 200;
 
-export function toolContext(attempt: Attempt, call: { readonly toolCallId: string; readonly idempotencyKey: string }, signal: AbortSignal): ToolContext {
+export function toolContext(
+  attempt: Attempt,
+  call: { readonly toolCallId: string; readonly idempotencyKey: string },
+  signal: AbortSignal,
+): ToolContext {
   const shimState = new ReadOnlyState(() => attempt.working.live);
   return Object.freeze({
     runId: attempt.runId,
@@ -26,7 +30,13 @@ export function toolContext(attempt: Attempt, call: { readonly toolCallId: strin
     progress: (data: JsonValue) => {
       const outcome = outcomeOf(data);
       const shown = outcome.ok ? outcome.result : null;
-      if (!attempt.ended && !signal.aborted) attempt.event({ type: 'tool.progress', turn: attempt.working.turnCount, toolCallId: call.toolCallId, data: shown });
+      if (!attempt.ended && !signal.aborted)
+        attempt.event({
+          type: 'tool.progress',
+          turn: attempt.working.turnCount,
+          toolCallId: call.toolCallId,
+          data: shown,
+        });
     },
     get activeSkillNames() {
       const names = shimState.get('skills:active');
@@ -37,17 +47,29 @@ export function toolContext(attempt: Attempt, call: { readonly toolCallId: strin
 
 /** Faults of a call's arguments as the text of its error result. */
 export function argumentFaults(tool: Tool, faults: readonly string[]): ToolOutcome {
-  return { ok: false, error: { message: `The arguments of ${tool.name} are refused: ${faults.join('; ')}`, kind: 'invalid_arguments' } };
+  return {
+    ok: false,
+    error: { message: `The arguments of ${tool.name} are refused: ${faults.join('; ')}`, kind: 'invalid_arguments' },
+  };
 }
 
 /**
  * Runs one tool call through the shims' wraps, with its timeout, retries and cancel. Never throws for what the tool does.
  * @throws ShimError when a wrap failed
  */
-export async function runToolCall(attempt: Attempt, frame: Frame, tool: Tool, record: ToolCallRecord): Promise<ToolOutcome> {
+export async function runToolCall(
+  attempt: Attempt,
+  frame: Frame,
+  tool: Tool,
+  record: ToolCallRecord,
+): Promise<ToolOutcome> {
   const parsed = tool.parse(record.arguments);
   if (!parsed.ok) return argumentFaults(tool, parsed.faults);
-  const call: GatedCall = Object.freeze({ toolCallId: record.toolCallId, name: record.name, arguments: deepFreeze(record.arguments) });
+  const call: GatedCall = Object.freeze({
+    toolCallId: record.toolCallId,
+    name: record.name,
+    arguments: deepFreeze(record.arguments),
+  });
   await attempt.observe(frame, (hooks, task) => hooks.onToolStart?.(task, call));
   const stop = attempt.stopOf(record.toolCallId);
   const running: RunningCall = { attempt, frame, tool, record, stop: stop.signal };
@@ -74,11 +96,19 @@ type Next = (call: GatedCall) => Promise<ToolOutcome>;
 
 async function wrapped(running: RunningCall, call: GatedCall, innermost: Next): Promise<ToolOutcome> {
   const sessions = running.frame.shims.active('wrapToolCall');
-  const chain = sessions.reduceRight<Next>((next, session) => async (inner) => wrapOne(running, session, inner, next), innermost);
+  const chain = sessions.reduceRight<Next>(
+    (next, session) => async (inner) => wrapOne(running, session, inner, next),
+    innermost,
+  );
   return chain(call);
 }
 
-async function wrapOne({ attempt, frame, stop }: RunningCall, session: ShimSession, call: GatedCall, next: Next): Promise<ToolOutcome> {
+async function wrapOne(
+  { attempt, frame, stop }: RunningCall,
+  session: ShimSession,
+  call: GatedCall,
+  next: Next,
+): Promise<ToolOutcome> {
   let inner: Promise<ToolOutcome> | undefined;
   const wrap = async (): Promise<ToolOutcome> =>
     session.bound.wrapToolCall(frame.shims.turnOf(session), call, async (changed) => {
@@ -94,7 +124,13 @@ async function wrapOne({ attempt, frame, stop }: RunningCall, session: ShimSessi
     if (attempt.signal.aborted) return inner === undefined ? CANCELLED : settledOrCancelled(inner);
     const failure = new ShimError(session.name, 'wrapToolCall', error);
     if (session.shim.onFailure !== 'skip') throw failure;
-    attempt.event({ type: 'shim.failed', turn: attempt.working.turnCount, shim: session.name, callback: 'wrapToolCall', error: runErrorData(failure) });
+    attempt.event({
+      type: 'shim.failed',
+      turn: attempt.working.turnCount,
+      shim: session.name,
+      callback: 'wrapToolCall',
+      error: runErrorData(failure),
+    });
     return inner ?? next(call);
   }
 }
@@ -132,7 +168,11 @@ export function wasInterrupted(record: ToolCallRecord): boolean {
   return interrupted.has(record);
 }
 
-async function tryOnce({ attempt, frame, tool, record, stop }: RunningCall, args: unknown, timeoutMs: number): Promise<{ outcome: ToolOutcome; again: boolean }> {
+async function tryOnce(
+  { attempt, frame, tool, record, stop }: RunningCall,
+  args: unknown,
+  timeoutMs: number,
+): Promise<{ outcome: ToolOutcome; again: boolean }> {
   const controller = new AbortController();
   const unwatch = onAbort(attempt.signal, () => {
     controller.abort(attempt.signal.reason);
@@ -148,7 +188,16 @@ async function tryOnce({ attempt, frame, tool, record, stop }: RunningCall, args
         return { outcome: concealed(attempt, failureOf(outcome.error)), again: true };
       case 'timeout':
         controller.abort(new DOMException(`The tool ${tool.name} took longer than ${timeoutMs} ms.`, 'TimeoutError'));
-        return { outcome: { ok: false, error: { message: `The tool did not finish within ${timeoutMs} ms; whether it had an effect is not known.`, kind: 'timeout' } }, again: true };
+        return {
+          outcome: {
+            ok: false,
+            error: {
+              message: `The tool did not finish within ${timeoutMs} ms; whether it had an effect is not known.`,
+              kind: 'timeout',
+            },
+          },
+          again: true,
+        };
       case 'aborted': {
         const finished = 'value' in outcome;
         if (!finished) interrupted.add(record);
@@ -180,4 +229,7 @@ async function invoke(tool: Tool, args: unknown, context: ToolContext): Promise<
   return tool.execute(args, context);
 }
 
-export const CANCELLED: ToolOutcome = { ok: false, error: { message: 'The call was cancelled before it gave a result.', kind: 'cancelled' } };
+export const CANCELLED: ToolOutcome = {
+  ok: false,
+  error: { message: 'The call was cancelled before it gave a result.', kind: 'cancelled' },
+};

@@ -53,7 +53,8 @@ export class ToolSet {
     for (const tool of firstOfEachName(tools)) {
       assertTool(tool);
       if (this.#reserved.has(tool.name)) throw new ToolNameCollisionError(tool.name);
-      if (unique && (present.has(tool.name) || this.#registered.has(tool.name))) throw new ToolNameCollisionError(tool.name);
+      if (unique && (present.has(tool.name) || this.#registered.has(tool.name)))
+        throw new ToolNameCollisionError(tool.name);
       added.push(tool);
     }
     for (const tool of added) {
@@ -89,7 +90,10 @@ export class ToolSet {
     if (config.toolChoice === 'none') return config;
     if (spent) return null;
     const limits = config.toolCallLimits;
-    const tools = limits === undefined ? config.tools : config.tools.filter((tool) => (used.get(tool.name) ?? 0) < (limits[tool.name] ?? Infinity));
+    const tools =
+      limits === undefined
+        ? config.tools
+        : config.tools.filter((tool) => (used.get(tool.name) ?? 0) < (limits[tool.name] ?? Infinity));
     if (tools.length === 0) return null;
     return freezeConfig(withPossibleChoice(tools.length === config.tools.length ? config : { ...config, tools }));
   }
@@ -130,7 +134,8 @@ function firstOfEachName(tools: readonly Tool[]): Tool[] {
 /** @throws TypeError where `defineTool` was forgotten */
 function assertTool(tool: Tool): void {
   const { name, parse, execute } = tool as Partial<Tool>;
-  if (typeof parse !== 'function' || typeof execute !== 'function') throw new TypeError(`The tool ${JSON.stringify(name)} was not made by defineTool.`);
+  if (typeof parse !== 'function' || typeof execute !== 'function')
+    throw new TypeError(`The tool ${JSON.stringify(name)} was not made by defineTool.`);
 }
 
 /** A copy of the settings that nothing can change any more, with each name once; the tools themselves stay as they are. */

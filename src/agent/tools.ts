@@ -1,6 +1,6 @@
 import { z } from 'zod';
-import { compileJsonSchema, jsonSchemaFaults, type JsonSchema } from './json-schema.js';
-import { cutText, strictStringify, wellFormed, type JsonValue } from './json.js';
+import { cutText, type JsonValue, strictStringify, wellFormed } from './json.js';
+import { compileJsonSchema, type JsonSchema, jsonSchemaFaults } from './json-schema.js';
 import type { ToolResultOutput } from './messages.js';
 import { messageOf } from './run-errors.js';
 import type { ShimState } from './state-map.js';

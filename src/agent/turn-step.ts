@@ -2,16 +2,23 @@ import type { CompletedCall } from './answer-assembly.js';
 import type { Attempt, Frame } from './attempt.js';
 import type { ModelDelta, ModelRequest } from './hooks.js';
 import { deepFreeze } from './json.js';
-import { renderHistory, settleMessage, withoutInternalInJson, type Message, type ModelResponse } from './messages.js';
-import { callModel } from './model-call.js';
+import { type Message, type ModelResponse, renderHistory, settleMessage, withoutInternalInJson } from './messages.js';
 import { addUsage } from './model.js';
+import { callModel } from './model-call.js';
 import { withRetries } from './retries.js';
-import { LimitExceededError, ModelCallError, RunCancelledError, RunError, runErrorData, ShimError } from './run-errors.js';
-import type { NextModelCall } from './shim.js';
+import {
+  LimitExceededError,
+  ModelCallError,
+  RunCancelledError,
+  RunError,
+  runErrorData,
+  ShimError,
+} from './run-errors.js';
 import { settleResponse } from './settle-response.js';
+import type { NextModelCall } from './shim.js';
 import { deferAppended, ToolRound } from './tool-round.js';
+import { type ToolConfig, ToolSet } from './tool-set.js';
 import { defineTool, type Tool } from './tools.js';
-import { ToolSet, type ToolConfig } from './tool-set.js';
 import type { TurnCore } from './turn.js';
 
 const DEFAULT_MAX_TURNS = 128;
@@ -19,9 +26,11 @@ const DEFAULT_MAX_TURNS = 128;
 /** Limits that hold before each model call (R14). @throws LimitExceededError */
 export function assertLimits(attempt: Attempt): void {
   const { maxTurns = DEFAULT_MAX_TURNS, maxDurationMs, maxTotalTokens } = attempt.limits;
-  if (attempt.position.runTurn >= maxTurns) throw new LimitExceededError('maxTurns', maxTurns, attempt.position.runTurn);
+  if (attempt.position.runTurn >= maxTurns)
+    throw new LimitExceededError('maxTurns', maxTurns, attempt.position.runTurn);
   const elapsedMs = attempt.clock.now() - attempt.startedAtMs;
-  if (maxDurationMs !== undefined && elapsedMs >= maxDurationMs) throw new LimitExceededError('maxDurationMs', maxDurationMs, elapsedMs);
+  if (maxDurationMs !== undefined && elapsedMs >= maxDurationMs)
+    throw new LimitExceededError('maxDurationMs', maxDurationMs, elapsedMs);
   if (maxTotalTokens !== undefined && attempt.usage.totalTokens >= maxTotalTokens) {
     throw new LimitExceededError('maxTotalTokens', maxTotalTokens, attempt.usage.totalTokens);
   }
@@ -44,7 +53,8 @@ function handoffTools(frame: Frame): Tool[] {
 export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boolean): Promise<TurnCore> {
   const { descriptor, tools } = frame.agent;
   const own = [...tools, ...handoffTools(frame)];
-  const base: ToolConfig | null = own.length === 0 && Object.keys(descriptor.tools).length === 0 ? null : { ...descriptor.tools, tools: own };
+  const base: ToolConfig | null =
+    own.length === 0 && Object.keys(descriptor.tools).length === 0 ? null : { ...descriptor.tools, tools: own };
   const openTurn = rebuild ? attempt.position.openTurn : undefined;
   const core: TurnCore = {
     working: attempt.working,
@@ -80,9 +90,17 @@ export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boole
 }
 
 /** The tools of the turn after all rules; a helper sees those that its parent gave it, at most (R101). */
-export function visibleTools(attempt: Attempt, core: TurnCore, spent: boolean, used: ReadonlyMap<string, number>): ToolConfig | null {
+export function visibleTools(
+  attempt: Attempt,
+  core: TurnCore,
+  spent: boolean,
+  used: ReadonlyMap<string, number>,
+): ToolConfig | null {
   const { onlyTools } = attempt.input;
-  if (onlyTools !== undefined) core.toolSet.exclude((core.toolSet.config?.tools ?? []).map((tool) => tool.name).filter((name) => !onlyTools.includes(name)));
+  if (onlyTools !== undefined)
+    core.toolSet.exclude(
+      (core.toolSet.config?.tools ?? []).map((tool) => tool.name).filter((name) => !onlyTools.includes(name)),
+    );
   return core.toolSet.finish(spent, used);
 }
 
@@ -116,7 +134,12 @@ export async function modelStep(attempt: Attempt, frame: Frame, core: TurnCore):
 }
 
 /** The call; once more when the context was exceeded and a shim has mended the history, with all that shims make of its request. */
-async function mendableCall(attempt: Attempt, frame: Frame, core: TurnCore, tools: ToolConfig | null): Promise<CompletedCall> {
+async function mendableCall(
+  attempt: Attempt,
+  frame: Frame,
+  core: TurnCore,
+  tools: ToolConfig | null,
+): Promise<CompletedCall> {
   const { model, output } = frame.agent.descriptor;
   for (let first = true; ; first = false) {
     const messages = await transformed(attempt, frame, core);
@@ -124,13 +147,20 @@ async function mendableCall(attempt: Attempt, frame: Frame, core: TurnCore, tool
     try {
       return await wrappedCall(attempt, frame, { model, messages, tools, modelArgs: core.modelArgs, output });
     } catch (error) {
-      if (!first || attempt.signal.aborted || !(error instanceof ModelCallError) || error.code !== 'context_exceeded') throw error;
+      if (!first || attempt.signal.aborted || !(error instanceof ModelCallError) || error.code !== 'context_exceeded')
+        throw error;
       if (!(await contextMended(frame, error))) throw error;
     }
   }
 }
 
-async function takeResponse(attempt: Attempt, frame: Frame, core: TurnCore, config: ToolConfig | null, completed: CompletedCall): Promise<Answered> {
+async function takeResponse(
+  attempt: Attempt,
+  frame: Frame,
+  core: TurnCore,
+  config: ToolConfig | null,
+  completed: CompletedCall,
+): Promise<Answered> {
   const { response, brokenArguments, providerFinishReason } = completed;
   const { working, position } = attempt;
   const turn = working.turnCount;
@@ -143,7 +173,9 @@ async function takeResponse(attempt: Attempt, frame: Frame, core: TurnCore, conf
   const calls = typeof message.content === 'string' ? [] : message.content.filter((part) => part.type === 'tool-call');
   core.openCallIds = new Set(calls.map((part) => part.toolCallId));
   for (const session of frame.shims.active('onModelResponse')) {
-    await frame.shims.call(session, 'onModelResponse', () => session.bound.onModelResponse(frame.shims.turnOf(session), response));
+    await frame.shims.call(session, 'onModelResponse', () =>
+      session.bound.onModelResponse(frame.shims.turnOf(session), response),
+    );
   }
   frame.shims.flushStates();
   if (!position.seenAgents.includes(attempt.agent)) position.seenAgents.push(attempt.agent);
@@ -169,7 +201,12 @@ async function transformed(attempt: Attempt, frame: Frame, core: TurnCore): Prom
       settledList(await session.bound.transformMessages(frame.shims.turnOf(session), copy)),
     );
     if (returned === undefined) continue;
-    frame.shims.recordEffect(session.name, 'transformMessages', attempt.effects.messagesChange(given, returned), attempt.clock.now() - startedAt);
+    frame.shims.recordEffect(
+      session.name,
+      'transformMessages',
+      attempt.effects.messagesChange(given, returned),
+      attempt.clock.now() - startedAt,
+    );
     messages = returned;
   }
   if (core.working !== attempt.working) throw new Error('The turn belongs to another attempt.');
@@ -178,7 +215,9 @@ async function transformed(attempt: Attempt, frame: Frame, core: TurnCore): Prom
 
 /** The list that a shim gave, so that nothing it does to it later reaches the call or a retry (R49). @throws TypeError, ZodError */
 function settledList(messages: readonly Message[] | void): readonly Message[] | undefined {
-  return Array.isArray(messages) ? (messages as readonly Message[]).map((message, index) => settleMessage(message, `messages[${index}]`)) : undefined;
+  return Array.isArray(messages)
+    ? (messages as readonly Message[]).map((message, index) => settleMessage(message, `messages[${index}]`))
+    : undefined;
 }
 
 /** The onion of wrapModelCall around the call with its retries, first shim outermost. */
@@ -194,7 +233,11 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
     if (completed.has(response)) return response;
     const settled = settleResponse(response, { modelId: request.model, newId: () => attempt.deps.newId() });
     const origin = [...completed.values()].find((call) => call.response.modelCallId === settled.modelCallId);
-    completed.set(settled, { ...origin, response: settled, brokenArguments: origin?.brokenArguments ?? new Map<string, string>() });
+    completed.set(settled, {
+      ...origin,
+      response: settled,
+      brokenArguments: origin?.brokenArguments ?? new Map<string, string>(),
+    });
     return settled;
   };
   const chain = frame.shims.active('wrapModelCall').reduceRight<NextModelCall>(
@@ -218,7 +261,13 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
         if (error instanceof RunError || error instanceof RunCancelledError || attempt.signal.aborted) throw error;
         const failure = new ShimError(session.name, 'wrapModelCall', error);
         if (session.shim.onFailure !== 'skip') throw failure;
-        attempt.event({ type: 'shim.failed', turn: attempt.working.turnCount, shim: session.name, callback: 'wrapModelCall', error: runErrorData(failure) });
+        attempt.event({
+          type: 'shim.failed',
+          turn: attempt.working.turnCount,
+          shim: session.name,
+          callback: 'wrapModelCall',
+          error: runErrorData(failure),
+        });
         return called ?? next(inner);
       }
     },
@@ -235,7 +284,14 @@ async function callWithRetries(attempt: Attempt, frame: Frame, request: ModelReq
       ...attempt.retries,
       signal: attempt.signal,
       onRetry: (error, delayMs, retry) => {
-        attempt.event({ type: 'model.retrying', turn: attempt.working.turnCount, modelCallId, error: error.toData(), delayMs, retry });
+        attempt.event({
+          type: 'model.retrying',
+          turn: attempt.working.turnCount,
+          modelCallId,
+          error: error.toData(),
+          delayMs,
+          retry,
+        });
       },
     },
     async () => {
@@ -247,13 +303,20 @@ async function callWithRetries(attempt: Attempt, frame: Frame, request: ModelReq
 
 async function contextMended(frame: Frame, error: ModelCallError): Promise<boolean> {
   for (const session of frame.shims.active('onContextExceeded')) {
-    const mended = await frame.shims.call(session, 'onContextExceeded', () => session.bound.onContextExceeded(frame.shims.turnOf(session), error));
+    const mended = await frame.shims.call(session, 'onContextExceeded', () =>
+      session.bound.onContextExceeded(frame.shims.turnOf(session), error),
+    );
     if (mended === true) return true;
   }
   return false;
 }
 
-async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, modelCallId: string): Promise<CompletedCall> {
+async function callOnce(
+  attempt: Attempt,
+  frame: Frame,
+  request: ModelRequest,
+  modelCallId: string,
+): Promise<CompletedCall> {
   const handle = attempt.deps.models.resolve(request.model);
   const turn = attempt.working.turnCount;
   await attempt.observe(frame, (hooks, task) => hooks.onLlmStart?.(task, requestSeen(request)));
@@ -273,11 +336,21 @@ async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, m
         // The text of a call that was cut stays the partial one until the call that replaces it has some.
         if (delta.kind === 'text') attempt.partialText = shown ? attempt.partialText + delta.text : delta.text;
         shown ||= delta.kind === 'text';
-        attempt.event({ type: 'model.delta', turn, modelCallId, kind: delta.kind, text: delta.text, ...(delta.toolCallId === undefined ? {} : { toolCallId: delta.toolCallId }) });
+        attempt.event({
+          type: 'model.delta',
+          turn,
+          modelCallId,
+          kind: delta.kind,
+          text: delta.text,
+          ...(delta.toolCallId === undefined ? {} : { toolCallId: delta.toolCallId }),
+        });
       },
       onStart: (repairs) => {
         const { replaces } = attempt;
-        const fields = { ...(replaces === undefined ? {} : { replaces }), ...(repairs.length === 0 ? {} : { repairs }) };
+        const fields = {
+          ...(replaces === undefined ? {} : { replaces }),
+          ...(repairs.length === 0 ? {} : { repairs }),
+        };
         attempt.event({ type: 'model.started', turn, modelCallId, model: handle.id, ...fields });
       },
       media: attempt.media,
@@ -297,8 +370,13 @@ async function callOnce(attempt: Attempt, frame: Frame, request: ModelRequest, m
 
 /** The request as observers get it: nothing of it can be changed (R110), and written as JSON it leaves internal messages out (R90). */
 function requestSeen(request: ModelRequest): ModelRequest {
-  const tools = request.tools === null ? null : Object.freeze({ ...request.tools, tools: Object.freeze([...request.tools.tools]) });
-  return Object.freeze({ ...request, tools, messages: withoutInternalInJson(request.messages.map((message) => deepFreeze(message))) });
+  const tools =
+    request.tools === null ? null : Object.freeze({ ...request.tools, tools: Object.freeze([...request.tools.tools]) });
+  return Object.freeze({
+    ...request,
+    tools,
+    messages: withoutInternalInJson(request.messages.map((message) => deepFreeze(message))),
+  });
 }
 
 function usedCallIds(attempt: Attempt): Set<string> {
@@ -315,7 +393,8 @@ const CALL_ID = /^[a-zA-Z0-9_-]{1,40}$/;
 
 /** The provider's id where it is usable and new in this run; else one of ours, so that no two calls are ever taken for each other. */
 function uniqueCallId(providerId: string, used: Set<string>, newId: () => string): string {
-  const id = CALL_ID.test(providerId) && !used.has(providerId) ? providerId : `call_${newId().replace(/-/g, '')}`.slice(0, 40);
+  const id =
+    CALL_ID.test(providerId) && !used.has(providerId) ? providerId : `call_${newId().replace(/-/g, '')}`.slice(0, 40);
   used.add(id);
   return id;
 }

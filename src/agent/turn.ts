@@ -1,11 +1,11 @@
 import type { JsonValue } from './json.js';
-import { copyItem, settleItem, type HistoryItem } from './messages.js';
 import type { ModelResponse } from './messages.js';
+import { copyItem, type HistoryItem, settleItem } from './messages.js';
 import type { RunLimits } from './run.js';
 import { assertPairing, type RunState, type WorkingState } from './run-state.js';
 import type { RunScope, ShimModelRequest, ShimScope, SpawnRequest, SpawnResult } from './scope.js';
 import type { RunContext } from './state-map.js';
-import { appendInstruction, settleInstructions, type PromptSpec } from './template.js';
+import { appendInstruction, type PromptSpec, settleInstructions } from './template.js';
 import type { ToolConfig, ToolSet } from './tool-set.js';
 import type { Logger, Tool } from './tools.js';
 
@@ -78,7 +78,8 @@ export class PreparedTurn implements RunScope {
   }
   set modelArgs(args: Record<string, unknown> | null) {
     this.#assertOpen();
-    if (this.#core.frozen) throw new TypeError('The model arguments of this turn are frozen: they were rendered into the request.');
+    if (this.#core.frozen)
+      throw new TypeError('The model arguments of this turn are frozen: they were rendered into the request.');
     this.#core.modelArgs = args;
   }
 
@@ -137,7 +138,12 @@ export class PreparedTurn implements RunScope {
     this.#assertOpen();
     const names = typeof which === 'function' ? undefined : new Set(typeof which === 'string' ? [which] : which);
     const matches = typeof which === 'function' ? which : (call: GatedCall) => names?.has(call.name) === true;
-    this.#core.gates.push({ shim: this.#scope.shim, matches, message: options.message, expiresInMs: options.expiresInMs });
+    this.#core.gates.push({
+      shim: this.#scope.shim,
+      matches,
+      message: options.message,
+      expiresInMs: options.expiresInMs,
+    });
   }
 
   /** Model turns started in the conversation, this one included (R12, R13). */

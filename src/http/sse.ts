@@ -1,5 +1,5 @@
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { endsAfter, typeOfLine, type EventBatch, type EventLog } from '../runtime/event-log.js';
+import { type EventBatch, type EventLog, endsAfter, typeOfLine } from '../runtime/event-log.js';
 
 export interface StreamOptions {
   readonly runId: string;
@@ -25,7 +25,12 @@ const STALL_MS = 60_000;
  * Answers with a run's events as server-sent events, from a cursor, until the attempt or the run has ended. The reply is taken
  * over; each stream reads with its own cursor and waits for its own socket.
  */
-export function streamEvents(request: FastifyRequest, reply: FastifyReply, eventLog: EventLog, options: StreamOptions): void {
+export function streamEvents(
+  request: FastifyRequest,
+  reply: FastifyReply,
+  eventLog: EventLog,
+  options: StreamOptions,
+): void {
   reply.hijack();
   // Fastify's headers (request id, security) are not written by a hijacked reply.
   const headers = { ...reply.getHeaders(), ...options.headers };
@@ -142,7 +147,11 @@ class EventStream {
     this.#cursor += count;
     this.#write(text);
     // An earlier attempt's end is in the middle of the log: the run is over only where nothing follows.
-    if (ended && (this.#options.endsAt === 'attempt' || this.#eventLog.readLines(this.#options.runId, this.#cursor).length === 0)) this.finish();
+    if (
+      ended &&
+      (this.#options.endsAt === 'attempt' || this.#eventLog.readLines(this.#options.runId, this.#cursor).length === 0)
+    )
+      this.finish();
   }
 
   #write(text: string): void {

@@ -55,7 +55,11 @@ export class AgentRegistry {
   }
 
   /** @throws ValidationError with a pointer for each fault; StateConflictError for an agent that a file owns */
-  async save(name: string, body: unknown, source: StoredAgent['source'] = 'api'): Promise<{ readonly agent: StoredAgent; readonly created: boolean }> {
+  async save(
+    name: string,
+    body: unknown,
+    source: StoredAgent['source'] = 'api',
+  ): Promise<{ readonly agent: StoredAgent; readonly created: boolean }> {
     const { descriptor } = this.check(name, body);
     if (source === 'api') this.#assertNotOwnedByFile(name);
     const saved = await this.#deps.writer.run(() => this.#deps.store.save(descriptor, source, this.#deps.now()));
@@ -70,7 +74,9 @@ export class AgentRegistry {
   async adopt(descriptors: readonly AgentDescriptor[], keeps: (name: string) => boolean): Promise<void> {
     const { store, writer, now } = this.#deps;
     const given = new Set(descriptors.map(({ name }) => name));
-    const gone = this.list().filter(({ source, descriptor: { name } }) => source === 'file' && !given.has(name) && !keeps(name));
+    const gone = this.list().filter(
+      ({ source, descriptor: { name } }) => source === 'file' && !given.has(name) && !keeps(name),
+    );
     await writer.run(() => {
       for (const descriptor of descriptors) store.save(descriptor, 'file', now());
       for (const { descriptor } of gone) store.remove(descriptor.name);
@@ -96,21 +102,28 @@ export class AgentRegistry {
   }
 
   #assertNotOwnedByFile(name: string): void {
-    if (this.#current.get(name)?.source === 'file') throw new StateConflictError({ detail: `The agent ${JSON.stringify(name)} is owned by a file of AGENTS_DIR: change it there.` });
+    if (this.#current.get(name)?.source === 'file')
+      throw new StateConflictError({
+        detail: `The agent ${JSON.stringify(name)} is owned by a file of AGENTS_DIR: change it there.`,
+      });
   }
 
   /**
    * The agents of a run. Each is made once per attempt and kept: what is reloaded or saved meanwhile is for later runs.
    * @throws RunError when an agent is gone, or its shims cannot be made any more
    */
-  resolver(run: { readonly agent: string; readonly version: number }, request: Pick<RequestDoc, 'values' | 'shims' | 'helper'>): AgentResolver {
+  resolver(
+    run: { readonly agent: string; readonly version: number },
+    request: Pick<RequestDoc, 'values' | 'shims' | 'helper'>,
+  ): AgentResolver {
     const made = new Map<string, AgentInstance>();
     return (name) => {
       const known = made.get(name);
       if (known !== undefined) return known;
       const own = name === run.agent;
       const stored = own ? this.#deps.store.version(name, run.version) : this.find(name);
-      if (stored === undefined) throw new RunError('internal', `The agent ${JSON.stringify(name)} is not there any more.`);
+      if (stored === undefined)
+        throw new RunError('internal', `The agent ${JSON.stringify(name)} is not there any more.`);
       try {
         const instance = this.instance(stored.descriptor, { ...request, shims: own ? request.shims : {} });
         made.set(name, instance);
@@ -118,7 +131,11 @@ export class AgentRegistry {
       } catch (error) {
         if (!(error instanceof ValidationError)) throw error;
         const faults = (error.errors ?? []).map((fault) => `${fault.pointer}: ${fault.message}`).join('; ');
-        throw new RunError('shim_failed', `The agent ${JSON.stringify(name)} cannot be made: ${error.message} ${faults}`, { cause: error });
+        throw new RunError(
+          'shim_failed',
+          `The agent ${JSON.stringify(name)} cannot be made: ${error.message} ${faults}`,
+          { cause: error },
+        );
       }
     };
   }
@@ -132,6 +149,11 @@ export class AgentRegistry {
 }
 
 /** A template gets the run's own values over the agent's. */
-export function withValues(instructions: AgentDescriptor['instructions'], values: Readonly<Record<string, JsonValue>>): AgentDescriptor['instructions'] {
-  return typeof instructions === 'string' ? instructions : { ...instructions, values: { ...instructions.values, ...(values as typeof instructions.values) } };
+export function withValues(
+  instructions: AgentDescriptor['instructions'],
+  values: Readonly<Record<string, JsonValue>>,
+): AgentDescriptor['instructions'] {
+  return typeof instructions === 'string'
+    ? instructions
+    : { ...instructions, values: { ...instructions.values, ...(values as typeof instructions.values) } };
 }

@@ -30,7 +30,11 @@ export interface ResumeRun {
     readonly result?: JsonValue | undefined;
     readonly reason?: string | undefined;
   }[];
-  readonly settle?: readonly { readonly toolCallId: string; readonly outcome: 'happened' | 'retry' | 'failed'; readonly result?: JsonValue | undefined }[];
+  readonly settle?: readonly {
+    readonly toolCallId: string;
+    readonly outcome: 'happened' | 'retry' | 'failed';
+    readonly result?: JsonValue | undefined;
+  }[];
   /** The version that `If-Match` names. */
   readonly ifMatch?: string | undefined;
 }
@@ -67,7 +71,15 @@ export interface AgentRuntime {
   startRun(request: StartRun, caller: Caller): Promise<RunChange & { readonly replayed: boolean }>;
   resumeRun(runId: string, request: ResumeRun, caller: Caller): Promise<RunChange>;
   cancelRun(runId: string, caller: Caller): Promise<RunChange>;
-  forkRun(runId: string, request: { readonly turn?: number | undefined; readonly input?: JsonValue | undefined; readonly agent?: string | undefined }, caller: Caller): Promise<RunChange>;
+  forkRun(
+    runId: string,
+    request: {
+      readonly turn?: number | undefined;
+      readonly input?: JsonValue | undefined;
+      readonly agent?: string | undefined;
+    },
+    caller: Caller,
+  ): Promise<RunChange>;
   /** @throws StateConflictError while the run is active */
   purgeRun(runId: string, caller: Caller): Promise<void>;
 
@@ -76,24 +88,58 @@ export interface AgentRuntime {
   /** The same as JSON text, for those who only pass it on. */
   getRunJson(runId: string, caller: Caller): { readonly json: string; readonly version: number };
   /** Waits until the attempt that is going on has ended (or waits), at most so long; the run goes on either way. */
-  waitForRun(runId: string, caller: Caller, options: { readonly timeoutMs: number; readonly signal: AbortSignal }): Promise<Run>;
+  waitForRun(
+    runId: string,
+    caller: Caller,
+    options: { readonly timeoutMs: number; readonly signal: AbortSignal },
+  ): Promise<Run>;
   listRuns(filter: RunFilter, caller: Caller): Page<Run>;
-  getState(runId: string, caller: Caller): {
+  getState(
+    runId: string,
+    caller: Caller,
+  ): {
     readonly instructions: unknown;
     readonly history: readonly HistoryItem[];
     readonly shimState: Readonly<Record<string, JsonValue>>;
     readonly turnCount: number;
     readonly responses: readonly unknown[];
   };
-  listCheckpoints(runId: string, caller: Caller, page: { readonly limit: number; readonly cursor?: string | undefined }): Page<{ readonly turn: number; readonly seq: number; readonly at: string; readonly turnCount: number; readonly historyLength: number }>;
-  listEffects(runId: string, caller: Caller, page: { readonly limit: number; readonly cursor?: string | undefined }): Page<{ readonly turn: number | null; readonly shim: string; readonly callback: string; readonly changes: readonly unknown[]; readonly ms: number }>;
+  listCheckpoints(
+    runId: string,
+    caller: Caller,
+    page: { readonly limit: number; readonly cursor?: string | undefined },
+  ): Page<{
+    readonly turn: number;
+    readonly seq: number;
+    readonly at: string;
+    readonly turnCount: number;
+    readonly historyLength: number;
+  }>;
+  listEffects(
+    runId: string,
+    caller: Caller,
+    page: { readonly limit: number; readonly cursor?: string | undefined },
+  ): Page<{
+    readonly turn: number | null;
+    readonly shim: string;
+    readonly callback: string;
+    readonly changes: readonly unknown[];
+    readonly ms: number;
+  }>;
   /** @throws InvalidCursorError, CursorExpiredError */
-  readEvents(runId: string, caller: Caller, page: { readonly after: number; readonly limit: number }): { readonly data: readonly LifecycleEvent[]; readonly lastSeq: number };
+  readEvents(
+    runId: string,
+    caller: Caller,
+    page: { readonly after: number; readonly limit: number },
+  ): { readonly data: readonly LifecycleEvent[]; readonly lastSeq: number };
 
   listAgents(): readonly (AgentDescriptor & { readonly version: number })[];
   getAgent(name: string): AgentDescriptor & { readonly version: number; readonly source: 'api' | 'file' | 'builtin' };
   /** @throws ValidationError with JSON pointers */
-  saveAgent(name: string, descriptor: unknown): Promise<{ readonly agent: AgentDescriptor & { readonly version: number }; readonly created: boolean }>;
+  saveAgent(
+    name: string,
+    descriptor: unknown,
+  ): Promise<{ readonly agent: AgentDescriptor & { readonly version: number }; readonly created: boolean }>;
   deleteAgent(name: string): Promise<void>;
   previewAgent(name: string, input: JsonValue, caller: Caller): Promise<unknown>;
   listShims(): readonly unknown[];

@@ -26,12 +26,16 @@ export async function loadAgents(options: {
   if (folder !== undefined) {
     const names = new Set(agents.list().map((agent) => agent.descriptor.name));
     const files = await readAgentFiles(folder, { shims, models, agents: (name) => names.has(name) });
-    for (const fault of files.faults) log.error({ file: fault.file, errors: fault.errors, reason: fault.message }, 'an agent file was not loaded');
+    for (const fault of files.faults)
+      log.error({ file: fault.file, errors: fault.errors, reason: fault.message }, 'an agent file was not loaded');
     // Of a file that is broken now the agent as it was keeps serving; of one that is gone it is gone too. Where nothing could be
     // read the folder itself may be missing, and that takes no agent away.
     const unread = files.agents.length === 0 && files.faults.length > 0;
     const broken = new Set(files.faults.map(({ file }) => basename(file, extname(file))));
-    await agents.adopt(files.agents.map(({ descriptor }) => descriptor), (name) => unread || broken.has(name));
+    await agents.adopt(
+      files.agents.map(({ descriptor }) => descriptor),
+      (name) => unread || broken.has(name),
+    );
   }
   if (agents.list().length === 0) await agents.save(DEMO.name, DEMO, 'builtin');
 }

@@ -4,8 +4,8 @@ import { assertDelegation, childLimits, inheritedShims, narrowed } from '../agen
 import { firstPosition } from '../agent/journal.js';
 import type { JsonValue } from '../agent/json.js';
 import { NO_USAGE, UsageSchema } from '../agent/model.js';
-import { HandedOverError, RunErrorDataSchema } from '../agent/run-errors.js';
 import { CancellationSchema, TERMINAL_STATUSES } from '../agent/run.js';
+import { HandedOverError, RunErrorDataSchema } from '../agent/run-errors.js';
 import type { SpawnRequest, SpawnResult } from '../agent/scope.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';

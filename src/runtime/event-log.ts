@@ -1,4 +1,4 @@
-import { ENDING_TYPES, LifecycleEventSchema, type LifecycleEvent } from '../agent/events.js';
+import { ENDING_TYPES, type LifecycleEvent, LifecycleEventSchema } from '../agent/events.js';
 import type { EventReader } from '../store/event-reader.js';
 
 /** Events of one run as they were committed together: JSON lines, contiguous. */
@@ -73,7 +73,8 @@ export class EventLog {
     for (let cursor = after; events.length < limit; ) {
       const lines = this.#reader.lines(runId, cursor, PAGE_BYTES);
       if (lines.length === 0) break;
-      for (const line of lines.slice(0, limit - events.length)) events.push(LifecycleEventSchema.parse(JSON.parse(line)));
+      for (const line of lines.slice(0, limit - events.length))
+        events.push(LifecycleEventSchema.parse(JSON.parse(line)));
       cursor += lines.length;
     }
     return events;
@@ -98,4 +99,3 @@ export function typeOfLine(line: string): string {
 export function endsAfter(type: string, endsAt: 'attempt' | 'run'): boolean {
   return ENDING_TYPES.has(type) && (endsAt === 'attempt' || type !== 'run.waiting');
 }
-

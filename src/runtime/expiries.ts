@@ -16,7 +16,8 @@ export interface ExpiriesDeps {
 export class Expiries {
   readonly #deps: ExpiriesDeps;
   readonly #timers = new Map<string, NodeJS.Timeout>();
-  #expire: (runId: string, decisions: NonNullable<ResumeRun['decisions']>) => Promise<void> = async () => Promise.resolve();
+  #expire: (runId: string, decisions: NonNullable<ResumeRun['decisions']>) => Promise<void> = async () =>
+    Promise.resolve();
   #stopped = false;
 
   constructor(deps: ExpiriesDeps) {
@@ -33,22 +34,32 @@ export class Expiries {
     this.#timers.delete(runId);
     const row = this.#deps.store.find(runId);
     if (this.#stopped || row?.status !== 'waiting') return;
-    const open = this.#deps.store.calls(row.n).flatMap(({ interruption, decision }) =>
-      interruption?.expiresAt === undefined || interruption.expiresAt === null || decision !== undefined ? [] : [{ id: interruption.id, atMs: Date.parse(interruption.expiresAt) }],
-    );
+    const open = this.#deps.store
+      .calls(row.n)
+      .flatMap(({ interruption, decision }) =>
+        interruption?.expiresAt === undefined || interruption.expiresAt === null || decision !== undefined
+          ? []
+          : [{ id: interruption.id, atMs: Date.parse(interruption.expiresAt) }],
+      );
     const nowMs = this.#deps.now();
     const due = open.filter((question) => question.atMs <= nowMs);
     if (due.length > 0) {
-      this.#deny(runId, due.map(({ id }) => id));
+      this.#deny(
+        runId,
+        due.map(({ id }) => id),
+      );
       return;
     }
     const next = Math.min(...open.map((question) => question.atMs));
     if (!Number.isFinite(next)) return;
     this.#timers.set(
       runId,
-      setTimeout(() => {
-        this.watch(runId);
-      }, Math.min(next - nowMs, LONGEST_TIMER_MS)),
+      setTimeout(
+        () => {
+          this.watch(runId);
+        },
+        Math.min(next - nowMs, LONGEST_TIMER_MS),
+      ),
     );
   }
 
@@ -67,7 +78,13 @@ export class Expiries {
       (error: unknown) => {
         // Somebody decided in the meantime, or the storage does not take it now.
         this.#deps.log.warn({ runId, reason: messageOf(error) }, 'an expired question could not be closed');
-        if (!this.#stopped) this.#timers.set(runId, setTimeout(() => { this.watch(runId); }, 1000));
+        if (!this.#stopped)
+          this.#timers.set(
+            runId,
+            setTimeout(() => {
+              this.watch(runId);
+            }, 1000),
+          );
       },
     );
   }

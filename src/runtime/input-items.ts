@@ -1,5 +1,12 @@
-import { wellFormed, type JsonValue } from '../agent/json.js';
-import { copyItem, internalMessage, markAsContent, MessageSchema, type HistoryItem, type Message } from '../agent/messages.js';
+import { type JsonValue, wellFormed } from '../agent/json.js';
+import {
+  copyItem,
+  type HistoryItem,
+  internalMessage,
+  type Message,
+  MessageSchema,
+  markAsContent,
+} from '../agent/messages.js';
 
 /**
  * The input of a run or resume as history items (R93, R95): a text, or a list of canonical messages, texts, JSON and
@@ -13,11 +20,14 @@ export function itemsOf(input: JsonValue): HistoryItem[] {
 
 function itemOf(item: JsonValue): HistoryItem {
   if (typeof item !== 'object' || item === null || Array.isArray(item)) return copyItem(item);
-  const fields = item as { readonly internal?: null | { readonly message?: unknown; readonly origin?: unknown; readonly ephemeral?: unknown } };
+  const fields = item as {
+    readonly internal?: null | { readonly message?: unknown; readonly origin?: unknown; readonly ephemeral?: unknown };
+  };
   if (typeof fields.internal === 'object' && fields.internal !== null) {
     const { message, origin, ephemeral } = fields.internal;
     const parsed = MessageSchema.safeParse(typeof message === 'string' ? { role: 'user', content: message } : message);
-    if (parsed.success && typeof origin === 'string') return copyItem(internalMessage(parsed.data as Message, { origin, ephemeral: ephemeral === true }));
+    if (parsed.success && typeof origin === 'string')
+      return copyItem(internalMessage(parsed.data as Message, { origin, ephemeral: ephemeral === true }));
   }
   const message = MessageSchema.safeParse(item);
   if (message.success) return copyItem(message.data);
@@ -31,6 +41,12 @@ export function shownInput(input: JsonValue): JsonValue {
   if (!Array.isArray(input)) return input;
   return (input as readonly JsonValue[]).filter((item) => {
     const fields = item as { readonly internal?: unknown } | null;
-    return typeof fields !== 'object' || fields === null || Array.isArray(item) || typeof fields.internal !== 'object' || fields.internal === null;
+    return (
+      typeof fields !== 'object' ||
+      fields === null ||
+      Array.isArray(item) ||
+      typeof fields.internal !== 'object' ||
+      fields.internal === null
+    );
   });
 }

@@ -22,7 +22,8 @@ export function interruptedModelCall(bodies: readonly string[]): string | undefi
       const event = (): TailEvent => JSON.parse(line) as TailEvent;
       if (type === 'model.delta') return event().modelCallId;
       if (type === 'model.started') return event().replaces;
-      if (type === 'model.completed' || type === 'turn.completed' || type === 'run.started' || type === 'run.resumed') return undefined;
+      if (type === 'model.completed' || type === 'turn.completed' || type === 'run.started' || type === 'run.resumed')
+        return undefined;
     }
   }
   return undefined;
@@ -52,4 +53,12 @@ function ofChild(line: string): boolean {
   return /^\{"seq":\d+,"type":"[^"]*","runId":"[^"]*","childRunId":/.test(line);
 }
 
-const BOUNDARIES = new Set(['model.started', 'model.completed', 'turn.completed', 'run.started', 'run.resumed', 'run.created', 'run.waiting']);
+const BOUNDARIES = new Set([
+  'model.started',
+  'model.completed',
+  'turn.completed',
+  'run.started',
+  'run.resumed',
+  'run.created',
+  'run.waiting',
+]);

@@ -2,7 +2,7 @@ import type { LoopDeps } from '../agent/attempt.js';
 import type { ModelRequest } from '../agent/hooks.js';
 import { runAttempt } from '../agent/loop.js';
 import { MemoryJournal, newState } from '../agent/memory-journal.js';
-import { isInternalMessage, type HistoryItem } from '../agent/messages.js';
+import { type HistoryItem, isInternalMessage } from '../agent/messages.js';
 import type { ModelHandle } from '../agent/model.js';
 import { ModelCallError } from '../agent/run-errors.js';
 import type { AgentResolver } from './agent-registry.js';

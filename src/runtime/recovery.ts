@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
-import { messageOf } from '../agent/run-errors.js';
 import { TERMINAL_STATUSES } from '../agent/run.js';
+import { messageOf } from '../agent/run-errors.js';
 import type { Logger } from '../agent/tools.js';
 import { StorageUnavailableError } from '../errors.js';
 import type { RunRow } from '../store/run-rows.js';
@@ -47,7 +47,9 @@ export class Recovery {
   start(): void {
     const rows = this.#deps.store.unfinished();
     const driven = new Set(rows.map((row) => row.id));
-    const suspects = rows.filter((row) => row.parent === null && row.status === 'running' && row.crashes === MAX_CRASHES - 1);
+    const suspects = rows.filter(
+      (row) => row.parent === null && row.status === 'running' && row.crashes === MAX_CRASHES - 1,
+    );
     this.#deps.log.info({ unfinished: rows.length, suspects: suspects.length }, 'recovery started');
     if (suspects.length > 0) this.#own('', async () => this.#try(suspects));
     for (const row of rows) {

@@ -1,5 +1,5 @@
-import { messageOf } from '../agent/run-errors.js';
 import { TERMINAL_STATUSES } from '../agent/run.js';
+import { messageOf } from '../agent/run-errors.js';
 import type { Logger } from '../agent/tools.js';
 import type { RunStore } from '../store/run-store.js';
 import type { Writer } from '../store/writer.js';
@@ -35,7 +35,9 @@ export class Retention {
   start(): void {
     const { runsDays, eventsDays } = this.#deps;
     if (runsDays === undefined && eventsDays === undefined) return;
-    this.#timer = setTimeout(() => { this.#tick(); }, FIRST_AFTER_MS).unref();
+    this.#timer = setTimeout(() => {
+      this.#tick();
+    }, FIRST_AFTER_MS).unref();
   }
 
   async stop(): Promise<void> {
@@ -50,7 +52,10 @@ export class Retention {
         this.#deps.log.warn({ reason: messageOf(error) }, 'pruning failed and is tried again later');
       })
       .then(() => {
-        if (!this.#stopped) this.#timer = setTimeout(() => { this.#tick(); }, EVERY_MS).unref();
+        if (!this.#stopped)
+          this.#timer = setTimeout(() => {
+            this.#tick();
+          }, EVERY_MS).unref();
       });
   }
 

@@ -1,11 +1,20 @@
+import { type EventInput, toolCompleted } from '../agent/events.js';
 import type { ToolCallRecord } from '../agent/journal.js';
-import { firstPosition, type Decision, type Position } from '../agent/journal.js';
-import { toolCompleted, type EventInput } from '../agent/events.js';
+import { type Decision, firstPosition, type Position } from '../agent/journal.js';
+import { type HistoryItem, kindOf } from '../agent/messages.js';
+import { type Interruption, type RunLimits, TERMINAL_STATUSES } from '../agent/run.js';
 import { failureProblem } from '../agent/run-errors.js';
-import { kindOf, type HistoryItem } from '../agent/messages.js';
-import { TERMINAL_STATUSES, type Interruption, type RunLimits } from '../agent/run.js';
 import { closingItems } from '../agent/tool-round.js';
-import { InputRequiredError, RunActiveError, RunNotFoundError, StaleInterruptionError, StaleSettlementError, StateConflictError, VersionMismatchError, WaitingForDecisionsError } from '../errors.js';
+import {
+  InputRequiredError,
+  RunActiveError,
+  RunNotFoundError,
+  StaleInterruptionError,
+  StaleSettlementError,
+  StateConflictError,
+  VersionMismatchError,
+  WaitingForDecisionsError,
+} from '../errors.js';
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { ResumeRun } from './agent-runtime.js';
@@ -51,18 +60,23 @@ export class RunChanges {
   resume(runId: string, owner: string, request: ResumeRun, items: readonly HistoryItem[] | undefined): Resumed {
     const row = this.owned(runId, owner);
     assertVersion(row, request.ifMatch);
-    if (row.status === 'queued' || row.status === 'running' || row.status === 'cancelling') throw new RunActiveError(row);
+    if (row.status === 'queued' || row.status === 'running' || row.status === 'cancelling')
+      throw new RunActiveError(row);
     if (row.status === 'waiting') return this.#answer(row, request, items);
     const [decision] = request.decisions ?? [];
     if (decision !== undefined) throw new StaleInterruptionError(decision.id);
     const [settlement] = request.settle ?? [];
     if (settlement !== undefined) throw new StaleSettlementError(settlement.toolCallId);
     if (items === undefined && row.status !== 'failed') {
-      throw new InputRequiredError({ detail: `Run ${row.id} is ${row.status}: it goes on with an input only.`, errors: [{ pointer: '/input', message: 'required for a run that did not fail' }] });
+      throw new InputRequiredError({
+        detail: `Run ${row.id} is ${row.status}: it goes on with an input only.`,
+        errors: [{ pointer: '/input', message: 'required for a run that did not fail' }],
+      });
     }
     this.#raiseLimits(row, request.limits);
     const position = this.#store.position(row.n);
-    if (items === undefined) return this.#begin(row, { ...restarted(position), at: position.at === 'tools' ? 'tools' : 'start' }, []);
+    if (items === undefined)
+      return this.#begin(row, { ...restarted(position), at: position.at === 'tools' ? 'tools' : 'start' }, []);
     return this.#begin(row, restarted(position), [...this.#closeRound(row, position), ...items]);
   }
 
@@ -75,10 +89,13 @@ export class RunChanges {
       ...(request.decisions ?? []).map((decision) => this.#decide(calls, decision)),
       ...(request.settle ?? []).map((settlement) => this.#settle(calls, settlement)),
     ];
-    if (answered.length === 0 && !(budget && request.limits !== undefined)) throw new WaitingForDecisionsError(row.id, open);
+    if (answered.length === 0 && !(budget && request.limits !== undefined))
+      throw new WaitingForDecisionsError(row.id, open);
     for (const call of answered) this.#store.putCall(n, call);
     this.#raiseLimits(row, request.limits);
-    const left = calls.filter((call) => call.state === 'waiting' && call.decision === undefined && call.settlement === undefined);
+    const left = calls.filter(
+      (call) => call.state === 'waiting' && call.decision === undefined && call.settlement === undefined,
+    );
     const input = items ?? [];
     if (left.length > 0) {
       if (input.length > 0) throw new WaitingForDecisionsError(row.id, open);
@@ -88,20 +105,29 @@ export class RunChanges {
     }
     const position = this.#store.position(n);
     if (input.length > 0) position.deferred.push(...input.map((item) => ({ kind: kindOf(item), item })));
-    return this.#begin(row, { ...restarted(position), at: position.at === 'start' ? 'start' : position.at, deferred: position.deferred }, []);
+    return this.#begin(
+      row,
+      { ...restarted(position), at: position.at === 'start' ? 'start' : position.at, deferred: position.deferred },
+      [],
+    );
   }
 
   #decide(calls: readonly ToolCallRecord[], answer: NonNullable<ResumeRun['decisions']>[number]): ToolCallRecord {
     const call = calls.find((each) => each.interruption?.id === answer.id);
-    if (call?.state !== 'waiting' || call.interruption?.reason !== 'approval' || call.decision !== undefined) throw new StaleInterruptionError(answer.id);
+    if (call?.state !== 'waiting' || call.interruption?.reason !== 'approval' || call.decision !== undefined)
+      throw new StaleInterruptionError(answer.id);
     call.decision = decisionOf(answer);
     return call;
   }
 
   #settle(calls: readonly ToolCallRecord[], answer: NonNullable<ResumeRun['settle']>[number]): ToolCallRecord {
     const call = calls.find((each) => each.toolCallId === answer.toolCallId);
-    if (call?.state !== 'waiting' || call.interruption?.reason !== 'outcome' || call.settlement !== undefined) throw new StaleSettlementError(answer.toolCallId);
-    call.settlement = { outcome: answer.outcome, ...(answer.result === undefined ? {} : { result: answer.result as never }) };
+    if (call?.state !== 'waiting' || call.interruption?.reason !== 'outcome' || call.settlement !== undefined)
+      throw new StaleSettlementError(answer.toolCallId);
+    call.settlement = {
+      outcome: answer.outcome,
+      ...(answer.result === undefined ? {} : { result: answer.result as never }),
+    };
     return call;
   }
 
@@ -143,7 +169,8 @@ export class RunChanges {
     const nothing = { row, lines: [], lastSeq: row.last_seq, tellWorker: false };
     if (TERMINAL_STATUSES.has(row.status) || row.settled === 1) return nothing;
     if (row.status === 'cancelling') return { ...nothing, tellWorker: true };
-    if (row.status === 'queued' || row.status === 'waiting') return { ...this.endCancelled(row, true), tellWorker: false };
+    if (row.status === 'queued' || row.status === 'waiting')
+      return { ...this.endCancelled(row, true), tellWorker: false };
     const nowMs = this.#now();
     this.#store.transition(row.n, 'cancelling', nowMs);
     const lines = [eventLine({ type: 'run.cancelling' }, row, nowMs)];
@@ -157,14 +184,37 @@ export class RunChanges {
     const nowMs = this.#now();
     const position = this.#store.position(n);
     const events: EventInput[] = announce ? [{ type: 'run.cancelling' }] : [];
-    const inFlight: { kind: 'tool'; name: string; id: string; obeyed: boolean; ms: number; sideEffects: 'none' | 'unknown' }[] = [];
+    const inFlight: {
+      kind: 'tool';
+      name: string;
+      id: string;
+      obeyed: boolean;
+      ms: number;
+      sideEffects: 'none' | 'unknown';
+    }[] = [];
     if (position.at === 'tools') {
       const calls = this.#store.calls(n);
       for (const call of calls) {
         if (call.state === 'done') continue;
         const begun = call.state === 'started';
-        if (begun) inFlight.push({ kind: 'tool', name: call.name, id: call.toolCallId, obeyed: false, ms: 0, sideEffects: call.onCrash === 'retry' ? 'none' : 'unknown' });
-        call.outcome = { ok: false, error: { message: begun ? 'The call was interrupted; whether it had its effect is not known.' : 'The run was cancelled before this call was run.', kind: 'cancelled' } };
+        if (begun)
+          inFlight.push({
+            kind: 'tool',
+            name: call.name,
+            id: call.toolCallId,
+            obeyed: false,
+            ms: 0,
+            sideEffects: call.onCrash === 'retry' ? 'none' : 'unknown',
+          });
+        call.outcome = {
+          ok: false,
+          error: {
+            message: begun
+              ? 'The call was interrupted; whether it had its effect is not known.'
+              : 'The run was cancelled before this call was run.',
+            kind: 'cancelled',
+          },
+        };
         call.state = 'done';
         events.push(toolCompleted(call, call.outcome, 0, call.turn));
       }
@@ -178,8 +228,13 @@ export class RunChanges {
     events.push({ type: 'run.cancelled', cancellation, partialOutput });
     const lines = events.map((event) => eventLine(event, row, nowMs));
     const lastSeq = this.#store.addEvents(n, lines, nowMs);
-    this.#store.applyEnd(n, { status: 'cancelled', cancellation, partialOutput }, { seq: lastSeq, attempt: row.attempt, nowMs });
-    if (position.at === 'tools') this.#store.markCheckpoint(n, lastSeq, nowMs, { ...position, at: 'turn', deferred: [] });
+    this.#store.applyEnd(
+      n,
+      { status: 'cancelled', cancellation, partialOutput },
+      { seq: lastSeq, attempt: row.attempt, nowMs },
+    );
+    if (position.at === 'tools')
+      this.#store.markCheckpoint(n, lastSeq, nowMs, { ...position, at: 'turn', deferred: [] });
     return { row: this.owned(row.id, row.owner), lines, lastSeq };
   }
 
@@ -191,7 +246,11 @@ export class RunChanges {
     this.#store.dropEphemeral(row.n);
     const lines = [eventLine({ type: 'run.failed', error, partialOutput }, row, nowMs)];
     const lastSeq = this.#store.addEvents(row.n, lines, nowMs);
-    this.#store.applyEnd(row.n, { status: 'failed', error, partialOutput }, { seq: lastSeq, attempt: row.attempt, nowMs });
+    this.#store.applyEnd(
+      row.n,
+      { status: 'failed', error, partialOutput },
+      { seq: lastSeq, attempt: row.attempt, nowMs },
+    );
     return { row: this.owned(row.id, row.owner), lines, lastSeq };
   }
 
@@ -200,7 +259,11 @@ export class RunChanges {
     const row = this.owned(runId, owner);
     const family = [row, ...this.#store.descendants(row.id)];
     const active = family.find((each) => !TERMINAL_STATUSES.has(each.status));
-    if (active !== undefined) throw new StateConflictError({ detail: `Run ${active.id} is ${active.status}: cancel it first.`, extensions: { runId: active.id, runStatus: active.status } });
+    if (active !== undefined)
+      throw new StateConflictError({
+        detail: `Run ${active.id} is ${active.status}: cancel it first.`,
+        extensions: { runId: active.id, runStatus: active.status },
+      });
     for (const each of family) this.#store.purge(each.n);
   }
 }
@@ -214,7 +277,11 @@ export function assertVersion(row: RunRow, ifMatch: string | undefined): void {
 function restarted(position: Position): Position {
   const agent = position.agents.at(-1) ?? '';
   const fresh = firstPosition(agent);
-  return { ...fresh, seenAgents: position.seenAgents, ...(position.at === 'tools' ? { deferred: position.deferred, openTurn: position.openTurn } : {}) };
+  return {
+    ...fresh,
+    seenAgents: position.seenAgents,
+    ...(position.at === 'tools' ? { deferred: position.deferred, openTurn: position.openTurn } : {}),
+  };
 }
 
 function decisionOf(answer: NonNullable<ResumeRun['decisions']>[number]): Decision {
@@ -229,4 +296,3 @@ function decisionOf(answer: NonNullable<ResumeRun['decisions']>[number]): Decisi
       return { decision: 'respond', result: (answer.result ?? null) as never };
   }
 }
-

@@ -2,7 +2,7 @@ import type { EventInput } from '../agent/events.js';
 import { CancelledFirstError, type Journal, type JournalEntry } from '../agent/journal.js';
 import { HandedOverError } from '../agent/run-errors.js';
 import type { RunStore } from '../store/run-store.js';
-import type { WriteSource, Writer } from '../store/writer.js';
+import type { Writer, WriteSource } from '../store/writer.js';
 import type { EventLog } from './event-log.js';
 
 export interface RunJournalDeps {
@@ -45,9 +45,19 @@ interface Pending {
 const ignore = (): void => undefined;
 
 /** An event as a stored line without its seq, which it gets when it is written. */
-export function eventLine(event: EventInput, run: { readonly id: string; readonly attempt: number }, nowMs: number): string {
+export function eventLine(
+  event: EventInput,
+  run: { readonly id: string; readonly attempt: number },
+  nowMs: number,
+): string {
   const { type, ...fields } = event;
-  return JSON.stringify({ type, runId: run.id, attempt: run.attempt, at: new Date(nowMs).toISOString(), ...fields }).slice(1);
+  return JSON.stringify({
+    type,
+    runId: run.id,
+    attempt: run.attempt,
+    at: new Date(nowMs).toISOString(),
+    ...fields,
+  }).slice(1);
 }
 
 /**
@@ -64,12 +74,27 @@ export class RunJournal implements Journal, WriteSource {
   readonly #ancestors: readonly Ancestor[];
   #mirrored: readonly Mirrored[] = [];
   #queue: Pending[] = [];
-  #plan: { readonly written: readonly Pending[]; readonly refused: readonly Pending[]; readonly lines: readonly string[]; readonly lastSeq: number } | undefined;
+  #plan:
+    | {
+        readonly written: readonly Pending[];
+        readonly refused: readonly Pending[];
+        readonly lines: readonly string[];
+        readonly lastSeq: number;
+      }
+    | undefined;
   #lost: HandedOverError | undefined;
   /** Set to stop the attempt at its next checkpoint. */
   onCheckpoint: (() => void) | undefined;
 
-  constructor(deps: RunJournalDeps, run: OwnedRun, options: { readonly ancestors: readonly Ancestor[]; readonly responseIds: Iterable<string>; readonly onLost: (error: HandedOverError) => void }) {
+  constructor(
+    deps: RunJournalDeps,
+    run: OwnedRun,
+    options: {
+      readonly ancestors: readonly Ancestor[];
+      readonly responseIds: Iterable<string>;
+      readonly onLost: (error: HandedOverError) => void;
+    },
+  ) {
     this.#deps = deps;
     this.#run = run;
     this.#ancestors = options.ancestors;
@@ -109,7 +134,8 @@ export class RunJournal implements Journal, WriteSource {
       seq += own.length;
       if (entry === undefined) continue;
       for (const response of entry.checkpoint?.responses ?? []) this.#responseIds.add(response.modelCallId);
-      if (entry.checkpoint !== undefined) store.applyCheckpoint(this.#run.n, entry.checkpoint, { seq, nowMs, responseIds: this.#responseIds });
+      if (entry.checkpoint !== undefined)
+        store.applyCheckpoint(this.#run.n, entry.checkpoint, { seq, nowMs, responseIds: this.#responseIds });
       if (entry.usage !== undefined) store.putUsage(this.#run.n, entry.usage);
       if (entry.end !== undefined) store.applyEnd(this.#run.n, entry.end, { seq, attempt: this.#run.attempt, nowMs });
     }
@@ -136,7 +162,8 @@ export class RunJournal implements Journal, WriteSource {
 
   /** A settlement or an end that a cancel has overtaken: the cancel stands. */
   #comesTooLate({ entry }: Pending): boolean {
-    const finishes = entry?.checkpoint?.settles === true || (entry?.end !== undefined && entry.end.status !== 'cancelled');
+    const finishes =
+      entry?.checkpoint?.settles === true || (entry?.end !== undefined && entry.end.status !== 'cancelled');
     return finishes && this.#deps.store.isCancelling(this.#run.n);
   }
 
@@ -146,8 +173,12 @@ export class RunJournal implements Journal, WriteSource {
     this.#plan = undefined;
     const done = new Set<Pending>([...plan.written, ...plan.refused]);
     this.#queue = this.#queue.filter((pending) => !done.has(pending));
-    this.#deps.eventLog.publish(this.#run.id, { firstSeq: plan.lastSeq - plan.lines.length + 1, lines: withSeqs(plan.lines, plan.lastSeq) });
-    for (const { id, lines, lastSeq } of this.#mirrored) this.#deps.eventLog.publish(id, { firstSeq: lastSeq - lines.length + 1, lines: withSeqs(lines, lastSeq) });
+    this.#deps.eventLog.publish(this.#run.id, {
+      firstSeq: plan.lastSeq - plan.lines.length + 1,
+      lines: withSeqs(plan.lines, plan.lastSeq),
+    });
+    for (const { id, lines, lastSeq } of this.#mirrored)
+      this.#deps.eventLog.publish(id, { firstSeq: lastSeq - lines.length + 1, lines: withSeqs(lines, lastSeq) });
     this.#mirrored = [];
     for (const pending of plan.written) pending.resolve();
     for (const pending of plan.refused) pending.reject(new CancelledFirstError());
@@ -155,7 +186,12 @@ export class RunJournal implements Journal, WriteSource {
 
   /** The write was refused: somebody else owns the run now, or a fact contradicts another. This attempt writes nothing more. */
   failed(error: unknown): void {
-    const lost = error instanceof HandedOverError ? error : new HandedOverError(`run ${this.#run.id}: a write was refused: ${error instanceof Error ? error.message : String(error)}`);
+    const lost =
+      error instanceof HandedOverError
+        ? error
+        : new HandedOverError(
+            `run ${this.#run.id}: a write was refused: ${error instanceof Error ? error.message : String(error)}`,
+          );
     this.#lost = lost;
     this.#plan = undefined;
     const queue = this.#queue;

@@ -1,6 +1,6 @@
 import { messageOf } from '../agent/run-errors.js';
 import type { Logger } from '../agent/tools.js';
-import { RunWorker, type AttemptStart, type WorkerDeps } from './run-worker.js';
+import { type AttemptStart, RunWorker, type WorkerDeps } from './run-worker.js';
 
 /**
  * Which runs are driven now: at most so many at once, the others in order. It owns the workers, so everything that runs in
@@ -26,7 +26,10 @@ export class RunScheduler {
   }
 
   /** Who makes a queued run a running one, and who is told that an attempt is over. */
-  connect(options: { readonly claim: (runId: string) => Promise<AttemptStart | undefined>; readonly onDone: (runId: string, epoch: number) => void }): void {
+  connect(options: {
+    readonly claim: (runId: string) => Promise<AttemptStart | undefined>;
+    readonly onDone: (runId: string, epoch: number) => void;
+  }): void {
     this.#claim = options.claim;
     this.#onDone = options.onDone;
   }

@@ -1,13 +1,13 @@
 import type { LifecycleEvent } from '../agent/events.js';
 import type { JsonValue } from '../agent/json.js';
-import { isInternalMessage, type HistoryItem } from '../agent/messages.js';
-import { TERMINAL_STATUSES, type Run } from '../agent/run.js';
+import { type HistoryItem, isInternalMessage } from '../agent/messages.js';
+import { type Run, TERMINAL_STATUSES } from '../agent/run.js';
 import { CursorExpiredError, InvalidCursorError, RunNotFoundError, ValidationError } from '../errors.js';
 import type { RunReader } from '../store/run-reader.js';
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { AgentRuntime, Caller, Page, RunFilter } from './agent-runtime.js';
-import { typeOfLine, type EventLog } from './event-log.js';
+import { type EventLog, typeOfLine } from './event-log.js';
 
 export interface RunViewsDeps {
   readonly reader: RunReader;
@@ -43,12 +43,20 @@ export class RunViews {
   }
 
   /** Resolves when the run is neither queued nor driven, or after the time; rejects when the signal aborts. */
-  async wait(runId: string, caller: Caller, options: { readonly timeoutMs: number; readonly signal: AbortSignal }): Promise<Run> {
+  async wait(
+    runId: string,
+    caller: Caller,
+    options: { readonly timeoutMs: number; readonly signal: AbortSignal },
+  ): Promise<Run> {
     await this.until(runId, () => !isActive(this.row(runId, caller)), options);
     return this.run(runId, caller);
   }
 
-  async until(runId: string, holds: () => boolean, { timeoutMs, signal }: { readonly timeoutMs?: number; readonly signal: AbortSignal }): Promise<void> {
+  async until(
+    runId: string,
+    holds: () => boolean,
+    { timeoutMs, signal }: { readonly timeoutMs?: number; readonly signal: AbortSignal },
+  ): Promise<void> {
     if (holds()) return;
     await new Promise<void>((resolve) => {
       let again: NodeJS.Timeout | undefined;
@@ -96,7 +104,12 @@ export class RunViews {
       before: cursorOf(filter.cursor),
       limit: filter.limit + 1,
     });
-    return pageOf(rows, filter.limit, (row) => row.n, (row) => reader.run(row));
+    return pageOf(
+      rows,
+      filter.limit,
+      (row) => row.n,
+      (row) => reader.run(row),
+    );
   }
 
   state(runId: string, caller: Caller): ReturnType<AgentRuntime['getState']> {
@@ -111,13 +124,32 @@ export class RunViews {
     };
   }
 
-  checkpoints(runId: string, caller: Caller, page: { readonly limit: number; readonly cursor?: string | undefined }): ReturnType<AgentRuntime['listCheckpoints']> {
+  checkpoints(
+    runId: string,
+    caller: Caller,
+    page: { readonly limit: number; readonly cursor?: string | undefined },
+  ): ReturnType<AgentRuntime['listCheckpoints']> {
     const rows = this.#deps.reader.checkpoints(this.row(runId, caller).n, cursorOf(page.cursor) ?? 0, page.limit + 1);
-    return pageOf(rows, page.limit, (row) => row.n, ({ turn, seq, at, turn_count, history_length }) => ({ turn, seq, at: new Date(at).toISOString(), turnCount: turn_count, historyLength: history_length }));
+    return pageOf(
+      rows,
+      page.limit,
+      (row) => row.n,
+      ({ turn, seq, at, turn_count, history_length }) => ({
+        turn,
+        seq,
+        at: new Date(at).toISOString(),
+        turnCount: turn_count,
+        historyLength: history_length,
+      }),
+    );
   }
 
   /** What shims did, from the log itself (R116). */
-  effects(runId: string, caller: Caller, page: { readonly limit: number; readonly cursor?: string | undefined }): ReturnType<AgentRuntime['listEffects']> {
+  effects(
+    runId: string,
+    caller: Caller,
+    page: { readonly limit: number; readonly cursor?: string | undefined },
+  ): ReturnType<AgentRuntime['listEffects']> {
     this.row(runId, caller);
     const data: { turn: number | null; shim: string; callback: string; changes: readonly unknown[]; ms: number }[] = [];
     let cursor = cursorOf(page.cursor) ?? 0;
@@ -127,7 +159,14 @@ export class RunViews {
       for (const line of lines) {
         cursor += 1;
         if (typeOfLine(line) !== 'shim.effect') continue;
-        const { turn, shim, callback, changes, ms, childRunId } = JSON.parse(line) as { turn?: number; shim: string; callback: string; changes: unknown[]; ms: number; childRunId?: string };
+        const { turn, shim, callback, changes, ms, childRunId } = JSON.parse(line) as {
+          turn?: number;
+          shim: string;
+          callback: string;
+          changes: unknown[];
+          ms: number;
+          childRunId?: string;
+        };
         // What shims did in a sub-agent is among the effects of its own run.
         if (childRunId !== undefined) continue;
         data.push({ turn: turn ?? null, shim, callback, changes, ms });
@@ -137,13 +176,23 @@ export class RunViews {
   }
 
   /** @throws InvalidCursorError beyond the last seq, CursorExpiredError before the oldest that is kept */
-  events(runId: string, caller: Caller, page: { readonly after: number; readonly limit: number }): { readonly data: readonly LifecycleEvent[]; readonly lastSeq: number } {
+  events(
+    runId: string,
+    caller: Caller,
+    page: { readonly after: number; readonly limit: number },
+  ): { readonly data: readonly LifecycleEvent[]; readonly lastSeq: number } {
     const row = this.row(runId, caller);
     if (page.after > row.last_seq) {
-      throw new InvalidCursorError({ detail: `The cursor ${page.after} is beyond the run's last seq ${row.last_seq}.`, errors: [{ pointer: '/query/after', message: `at most ${row.last_seq}` }] });
+      throw new InvalidCursorError({
+        detail: `The cursor ${page.after} is beyond the run's last seq ${row.last_seq}.`,
+        errors: [{ pointer: '/query/after', message: `at most ${row.last_seq}` }],
+      });
     }
     if (page.after + 1 < row.oldest_seq) throw new CursorExpiredError(row.oldest_seq);
-    return { data: page.limit === 0 ? [] : this.#deps.eventLog.readEvents(runId, page.after, page.limit), lastSeq: row.last_seq };
+    return {
+      data: page.limit === 0 ? [] : this.#deps.eventLog.readEvents(runId, page.after, page.limit),
+      lastSeq: row.last_seq,
+    };
   }
 }
 
@@ -167,13 +216,18 @@ function pageOf<R, T>(rows: readonly R[], limit: number, keyOf: (row: R) => numb
 
 function cursorOf(cursor: string | undefined): number | undefined {
   if (cursor === undefined) return undefined;
-  if (!/^\d{1,15}$/.test(cursor)) throw new InvalidCursorError({ detail: `The cursor ${JSON.stringify(cursor)} is none of ours.`, errors: [{ pointer: '/query/cursor', message: 'take it from nextCursor' }] });
+  if (!/^\d{1,15}$/.test(cursor))
+    throw new InvalidCursorError({
+      detail: `The cursor ${JSON.stringify(cursor)} is none of ours.`,
+      errors: [{ pointer: '/query/cursor', message: 'take it from nextCursor' }],
+    });
   return Number(cursor);
 }
 
 function timeOf(text: string | undefined, pointer: string): number | undefined {
   if (text === undefined) return undefined;
   const ms = Date.parse(text);
-  if (Number.isNaN(ms)) throw new ValidationError('A time could not be read.', [{ pointer, message: 'an ISO 8601 time' }]);
+  if (Number.isNaN(ms))
+    throw new ValidationError('A time could not be read.', [{ pointer, message: 'an ISO 8601 time' }]);
   return ms;
 }

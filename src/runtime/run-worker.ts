@@ -2,9 +2,16 @@ import type { AgentInstance, LoopDeps } from '../agent/attempt.js';
 import type { NamedShim } from '../agent/bound-shims.js';
 import type { SavedState } from '../agent/journal.js';
 import { runAttempt } from '../agent/loop.js';
-import { failureProblem, HandedOverError, messageOf, RunCancelledError, RunError, runErrorData } from '../agent/run-errors.js';
+import {
+  failureProblem,
+  HandedOverError,
+  messageOf,
+  RunCancelledError,
+  RunError,
+  runErrorData,
+} from '../agent/run-errors.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
-import { RunJournal, type Ancestor, type RunJournalDeps } from './run-journal.js';
+import { type Ancestor, RunJournal, type RunJournalDeps } from './run-journal.js';
 
 /** An attempt that is to be driven: the right to it, and everything that it begins with. */
 export interface AttemptStart {
@@ -110,7 +117,9 @@ export class RunWorker {
   #noteShims(bound: readonly NamedShim[]): void {
     const { row } = this.#start;
     const { store, writer } = this.#deps;
-    const known = new Map((JSON.parse(store.doc(row.n, 'shims') ?? '[]') as ShimHash[]).map(({ name, hash }) => [name, hash]));
+    const known = new Map(
+      (JSON.parse(store.doc(row.n, 'shims') ?? '[]') as ShimHash[]).map(({ name, hash }) => [name, hash]),
+    );
     const fresh = bound.filter(({ name, hash }) => !this.#noted.has(name) && known.get(name) !== hash);
     for (const { name } of bound) this.#noted.add(name);
     if (fresh.length === 0) return;
@@ -128,7 +137,10 @@ export class RunWorker {
         { patient: true },
       )
       .catch((error: unknown) => {
-        this.#deps.loop.log.warn({ runId: row.id, reason: messageOf(error) }, 'the hashes of the shims were not stored');
+        this.#deps.loop.log.warn(
+          { runId: row.id, reason: messageOf(error) },
+          'the hashes of the shims were not stored',
+        );
       });
   }
 
@@ -136,9 +148,14 @@ export class RunWorker {
   async #failed(error: unknown): Promise<void> {
     if (error instanceof HandedOverError) return;
     this.#deps.loop.log.error({ runId: this.runId, err: error }, 'the attempt broke off');
-    const data = failureProblem(runErrorData(error instanceof RunError ? error : new RunError('internal', messageOf(error))));
+    const data = failureProblem(
+      runErrorData(error instanceof RunError ? error : new RunError('internal', messageOf(error))),
+    );
     try {
-      await this.#journal.commit({ events: [{ type: 'run.failed', error: data, partialOutput: null }], end: { status: 'failed', error: data, partialOutput: null } });
+      await this.#journal.commit({
+        events: [{ type: 'run.failed', error: data, partialOutput: null }],
+        end: { status: 'failed', error: data, partialOutput: null },
+      });
     } catch (second) {
       this.#deps.loop.log.error({ runId: this.runId, err: second }, 'the failure could not be written');
     }

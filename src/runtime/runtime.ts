@@ -1,12 +1,18 @@
-import { firstPosition } from '../agent/journal.js';
-import { newState } from '../agent/memory-journal.js';
 import type { NamedShim } from '../agent/bound-shims.js';
+import { firstPosition } from '../agent/journal.js';
 import type { JsonValue } from '../agent/json.js';
+import { newState } from '../agent/memory-journal.js';
 import type { HistoryItem } from '../agent/messages.js';
 import { NO_USAGE } from '../agent/model.js';
 import type { Run } from '../agent/run.js';
 import type { Logger } from '../agent/tools.js';
-import { DrainingError, IdempotencyMismatchError, InputRequiredError, QueueFullError, ValidationError } from '../errors.js';
+import {
+  DrainingError,
+  IdempotencyMismatchError,
+  InputRequiredError,
+  QueueFullError,
+  ValidationError,
+} from '../errors.js';
 import type { StoredAgent } from '../store/agent-store.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
@@ -15,14 +21,14 @@ import { checkTemplateValues } from './agent-check.js';
 import type { AgentRegistry } from './agent-registry.js';
 import type { AgentRuntime, Caller, ResumeRun, RunChange, StartRun } from './agent-runtime.js';
 import type { EventLog } from './event-log.js';
+import type { Expiries } from './expiries.js';
 import { itemsOf, shownInput } from './input-items.js';
-import { previewAgent, type PreviewDeps } from './preview.js';
+import { type PreviewDeps, previewAgent } from './preview.js';
+import type { Recovery } from './recovery.js';
 import type { RunChanges, Written } from './run-changes.js';
 import { eventLine } from './run-journal.js';
 import type { RunScheduler } from './run-scheduler.js';
 import { isOver, ownerOf, type RunViews } from './run-views.js';
-import type { Recovery } from './recovery.js';
-import type { Expiries } from './expiries.js';
 import type { ShimLoader } from './shim-loader.js';
 import { TakeUp } from './take-up.js';
 
@@ -54,7 +60,11 @@ export class Runtime implements AgentRuntime {
 
   constructor(deps: RuntimeDeps) {
     this.#deps = deps;
-    this.#runs = new TakeUp({ ...deps, isDraining: () => this.#draining, endOrphans: (parent) => this.#recovery?.endOrphans(parent) });
+    this.#runs = new TakeUp({
+      ...deps,
+      isDraining: () => this.#draining,
+      endOrphans: (parent) => this.#recovery?.endOrphans(parent),
+    });
     deps.scheduler.connect({
       claim: async (runId) => this.#runs.claimQueued(runId),
       onDone: (runId, epoch) => {
@@ -81,7 +91,10 @@ export class Runtime implements AgentRuntime {
     if (replay !== undefined) return replay;
     this.#assertTakingWork();
     const stored = agents.find(request.agent);
-    if (stored === undefined) throw new ValidationError(`There is no agent ${JSON.stringify(request.agent)}.`, [{ pointer: '/agent', message: 'names no saved agent' }]);
+    if (stored === undefined)
+      throw new ValidationError(`There is no agent ${JSON.stringify(request.agent)}.`, [
+        { pointer: '/agent', message: 'names no saved agent' },
+      ]);
     checkTemplateValues(stored.descriptor, request.values);
     const doc = requestDoc(request);
     const instance = agents.instance(stored.descriptor, doc);
@@ -107,7 +120,10 @@ export class Runtime implements AgentRuntime {
           usage: NO_USAGE,
           lines,
           nowMs,
-          idempotency: request.idempotencyKey === undefined ? undefined : { key: request.idempotencyKey, bodyHash: this.#bodyHash(request) },
+          idempotency:
+            request.idempotencyKey === undefined
+              ? undefined
+              : { key: request.idempotencyKey, bodyHash: this.#bodyHash(request) },
         });
         store.putDoc(n, 'shims', shimHashes(instance.shims));
         return { found: undefined, lines, claimed: hasSlot ? this.#runs.claim(id) : undefined };
@@ -122,7 +138,14 @@ export class Runtime implements AgentRuntime {
         const saved = newState(request.agent, instance.descriptor.instructions, items);
         const resolver = this.#deps.agents.resolver({ agent: request.agent, version: stored.version }, doc);
         this.#runs.publishWritten(made.claimed.written);
-        scheduler.drive(this.#runs.startOf(made.claimed, { saved, request: doc, agent: (name) => (name === request.agent ? instance : resolver(name)) }), 'reserved');
+        scheduler.drive(
+          this.#runs.startOf(made.claimed, {
+            saved,
+            request: doc,
+            agent: (name) => (name === request.agent ? instance : resolver(name)),
+          }),
+          'reserved',
+        );
       }
       return Object.assign(this.#change(id, caller, 0), { replayed: false });
     } catch (error) {
@@ -137,7 +160,11 @@ export class Runtime implements AgentRuntime {
     return found === undefined ? undefined : Promise.resolve(this.#replay(found, owner, request));
   }
 
-  #replay(found: { readonly id: string; readonly bodyHash: string }, owner: string, request: StartRun): RunChange & { readonly replayed: boolean } {
+  #replay(
+    found: { readonly id: string; readonly bodyHash: string },
+    owner: string,
+    request: StartRun,
+  ): RunChange & { readonly replayed: boolean } {
     if (found.bodyHash !== this.#bodyHash(request)) throw new IdempotencyMismatchError();
     // From its first event on, or from the oldest that is kept.
     const after = (this.#deps.store.find(found.id)?.oldest_seq ?? 1) - 1;
@@ -155,7 +182,12 @@ export class Runtime implements AgentRuntime {
     return this.#resume(runId, ownerOf(caller), request, items);
   }
 
-  async #resume(runId: string, owner: string, request: ResumeRun, items: readonly HistoryItem[] | undefined): Promise<RunChange> {
+  async #resume(
+    runId: string,
+    owner: string,
+    request: ResumeRun,
+    items: readonly HistoryItem[] | undefined,
+  ): Promise<RunChange> {
     const { writer, changes, scheduler } = this.#deps;
     const hasSlot = scheduler.reserve();
     // The worker of the attempt before may still be there, so it does not tell whether the slot was taken.
@@ -218,19 +250,40 @@ export class Runtime implements AgentRuntime {
     if (ended !== undefined) this.#runs.publishWritten(ended);
   }
 
-  async forkRun(runId: string, request: { readonly turn?: number | undefined; readonly input?: JsonValue | undefined; readonly agent?: string | undefined }, caller: Caller): Promise<RunChange> {
+  async forkRun(
+    runId: string,
+    request: {
+      readonly turn?: number | undefined;
+      readonly input?: JsonValue | undefined;
+      readonly agent?: string | undefined;
+    },
+    caller: Caller,
+  ): Promise<RunChange> {
     const { writer, store, agents, views, scheduler, newId, now } = this.#deps;
     const source = views.row(runId, caller);
     this.#assertTakingWork();
     const checkpoint = store.checkpointAt(source.n, request.turn);
-    if (checkpoint === undefined) throw new ValidationError(`Run ${runId} has no checkpoint after turn ${String(request.turn)}.`, [{ pointer: '/turn', message: 'no such model turn has ended' }]);
+    if (checkpoint === undefined)
+      throw new ValidationError(`Run ${runId} has no checkpoint after turn ${String(request.turn)}.`, [
+        { pointer: '/turn', message: 'no such model turn has ended' },
+      ]);
     const name = request.agent ?? checkpoint.agent;
     const stored = request.agent === undefined ? this.#agentOf(source, name) : agents.find(name);
-    if (stored === undefined) throw new ValidationError(`There is no agent ${JSON.stringify(name)}.`, [{ pointer: '/agent', message: 'names no saved agent' }]);
-    const doc: RequestDoc = { ...store.request(source.n), ...(request.input === undefined ? {} : { input: shownInput(request.input) }), helper: undefined };
+    if (stored === undefined)
+      throw new ValidationError(`There is no agent ${JSON.stringify(name)}.`, [
+        { pointer: '/agent', message: 'names no saved agent' },
+      ]);
+    const doc: RequestDoc = {
+      ...store.request(source.n),
+      ...(request.input === undefined ? {} : { input: shownInput(request.input) }),
+      helper: undefined,
+    };
     const items = request.input === undefined ? [] : itemsOf(request.input);
     if (items.length === 0 && !store.endsOpen(source.n, checkpoint)) {
-      throw new InputRequiredError({ detail: 'The history ends with an answer there: a fork needs an input.', errors: [{ pointer: '/input', message: 'required' }] });
+      throw new InputRequiredError({
+        detail: 'The history ends with an answer there: a fork needs an input.',
+        errors: [{ pointer: '/input', message: 'required' }],
+      });
     }
     const instance = agents.instance(stored.descriptor, doc);
     const hasSlot = scheduler.reserve();
@@ -242,8 +295,18 @@ export class Runtime implements AgentRuntime {
       const created = [eventLine({ type: 'run.created', agent: name }, { id, attempt: 1 }, nowMs)];
       const position = { ...firstPosition(name), seenAgents: JSON.parse(checkpoint.seen_agents) as string[] };
       const n = store.create({
-        id, owner: source.owner, agent: name, agentVersion: stored.version, request: doc, instructions: instance.descriptor.instructions,
-        items, position, usage: NO_USAGE, lines: created, nowMs, forkedFrom: { run: source, checkpoint },
+        id,
+        owner: source.owner,
+        agent: name,
+        agentVersion: stored.version,
+        request: doc,
+        instructions: instance.descriptor.instructions,
+        items,
+        position,
+        usage: NO_USAGE,
+        lines: created,
+        nowMs,
+        forkedFrom: { run: source, checkpoint },
       });
       store.putDoc(n, 'shims', shimHashes(instance.shims));
       return created;
@@ -280,12 +343,17 @@ export class Runtime implements AgentRuntime {
   getRun(runId: string, caller: Caller): Run {
     return this.#deps.views.run(runId, caller);
   }
-  async waitForRun(runId: string, caller: Caller, options: { readonly timeoutMs: number; readonly signal: AbortSignal }): Promise<Run> {
+  async waitForRun(
+    runId: string,
+    caller: Caller,
+    options: { readonly timeoutMs: number; readonly signal: AbortSignal },
+  ): Promise<Run> {
     return this.#deps.views.wait(runId, caller, options);
   }
   listRuns: AgentRuntime['listRuns'] = (filter, caller) => this.#deps.views.list(filter, caller);
   getState: AgentRuntime['getState'] = (runId, caller) => this.#deps.views.state(runId, caller);
-  listCheckpoints: AgentRuntime['listCheckpoints'] = (runId, caller, page) => this.#deps.views.checkpoints(runId, caller, page);
+  listCheckpoints: AgentRuntime['listCheckpoints'] = (runId, caller, page) =>
+    this.#deps.views.checkpoints(runId, caller, page);
   listEffects: AgentRuntime['listEffects'] = (runId, caller, page) => this.#deps.views.effects(runId, caller, page);
   readEvents: AgentRuntime['readEvents'] = (runId, caller, page) => this.#deps.views.events(runId, caller, page);
 
@@ -344,7 +412,8 @@ export class Runtime implements AgentRuntime {
     if (row === undefined) return;
     if (isOver(row)) this.#runs.forget(runId);
     if (isOver(row)) this.#recovery?.endOrphans(row);
-    else if ((!this.#draining || row.status === 'cancelling') && row.epoch === epoch) await this.#runs.endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
+    else if ((!this.#draining || row.status === 'cancelling') && row.epoch === epoch)
+      await this.#runs.endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
   }
 
   /** Cancels a run whose parent is over; where nobody drives it nobody will, so it ends here. */
@@ -379,11 +448,15 @@ export class Runtime implements AgentRuntime {
   }
 }
 
-
 function requestDoc({ input, metadata, values, limits, shims }: StartRun): RequestDoc {
-  return { input: shownInput(input), metadata: { ...metadata }, values: { ...values } as RequestDoc['values'], limits: { ...limits } as RequestDoc['limits'], shims: structuredClone(shims) };
+  return {
+    input: shownInput(input),
+    metadata: { ...metadata },
+    values: { ...values } as RequestDoc['values'],
+    limits: { ...limits } as RequestDoc['limits'],
+    shims: structuredClone(shims),
+  };
 }
-
 
 function shimHashes(shims: readonly NamedShim[]): string {
   return JSON.stringify(shims.map(({ name, hash }) => ({ name, hash })));
@@ -392,4 +465,3 @@ function shimHashes(shims: readonly NamedShim[]): string {
 function agentView({ descriptor, version }: StoredAgent): ReturnType<AgentRuntime['listAgents']>[number] {
   return { ...descriptor, version };
 }
-

@@ -11,7 +11,7 @@ import type { Expiries } from './expiries.js';
 import { interruptedModelCall, TAIL_ROWS } from './log-tail.js';
 import { MAX_CRASHES } from './recovery.js';
 import type { RunChanges, Written } from './run-changes.js';
-import { eventLine, withSeqs, type Ancestor } from './run-journal.js';
+import { type Ancestor, eventLine, withSeqs } from './run-journal.js';
 import type { RunScheduler } from './run-scheduler.js';
 import type { AttemptStart } from './run-worker.js';
 

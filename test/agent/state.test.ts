@@ -146,7 +146,10 @@ it('R10 R27 the list of responses refuses writes, the count has no other value',
   ];
   for (const write of writes) {
     const writer = defineShim({ name: 'writer', onModelResponse: (turn) => void write(turn) });
-    expect((await runOnce([writer])).error, String(write)).toMatchObject({ shim: 'writer', cause: expect.any(TypeError) as unknown });
+    expect((await runOnce([writer])).error, String(write)).toMatchObject({
+      shim: 'writer',
+      cause: expect.any(TypeError) as unknown,
+    });
   }
 });
 

@@ -1,8 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import {
-  callOf,
   calling,
+  callOf,
   DIALECTS,
   ended,
   follow,

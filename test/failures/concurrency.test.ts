@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import {
-  callOf,
   calling,
+  callOf,
   ended,
   follow,
   gate,

@@ -1,6 +1,6 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { callOf, calling, ended, follow, getRun, type Lab, logOf, resume, runToEnd, startRun } from '../server/lab.js';
+import { calling, callOf, ended, follow, getRun, type Lab, logOf, resume, runToEnd, startRun } from '../server/lab.js';
 import { editDatabase } from '../support/database-check.js';
 import { toolResultsOf } from '../support/request-view.js';
 import { ServerProcess } from '../support/server-process.js';

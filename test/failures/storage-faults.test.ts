@@ -3,8 +3,8 @@ import { closeSync, existsSync, openSync, readFileSync, statSync, writeFileSync,
 import { join } from 'node:path';
 import { afterEach, describe, expect, it } from 'vitest';
 import {
-  callOf,
   calling,
+  callOf,
   ended,
   getRun,
   interruptionIds,
@@ -16,7 +16,7 @@ import {
   startRun,
 } from '../server/lab.js';
 import { editDatabase, integrityOf } from '../support/database-check.js';
-import { type OutsideLock, lockFromOutside } from '../support/outside-lock.js';
+import { lockFromOutside, type OutsideLock } from '../support/outside-lock.js';
 import { type JsonAnswer, ServerProcess } from '../support/server-process.js';
 import { mountSmallDisk, type SmallDisk, whyNoSmallDisk } from '../support/small-disk.js';
 import { temporaryFolder, waitFor } from '../support/wait.js';

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { callOf, calling, ended, follow, gate, getRun, type Lab, resume, runToEnd, startRun } from '../server/lab.js';
+import { calling, callOf, ended, follow, gate, getRun, type Lab, resume, runToEnd, startRun } from '../server/lab.js';
 import { editDatabase, integrityOf, rowCounts } from '../support/database-check.js';
 import type { JsonObject } from '../support/json-path.js';
 import { neverReads } from '../support/never-reads.js';

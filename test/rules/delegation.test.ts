@@ -167,6 +167,15 @@ describe('a handoff', () => {
     expect(entries('fast')).toEqual([]);
   });
 
+  it('R96 to an agent that was deleted is an error result', async () => {
+    await putAgent(seam, 'leaves');
+    await putAgent(seam, 'stays', { handoffs: ['leaves'] });
+    expect((await seam.server.json('DELETE', '/v1/agents/leaves')).status).toBe(204);
+    seam.model.script(calling(callOf('handoff_to_leaves')), { text: 'stayed' });
+    expect(await runToEnd(seam, { agent: 'stays' })).toMatchObject({ status: 'completed', output: 'stayed' });
+    expect(resultsSeen()[0]).toContain('The agent leaves is not there any more.');
+  });
+
   it('R97 survives a crash under the child agent', async () => {
     const block = seam.ledger.blockBefore('slow');
     seam.model.script(calling(callOf('handoff_to_second')), calling(callOf('slow')), { text: 'done' });

@@ -118,11 +118,11 @@ describe('effects', () => {
     const run = await runToEnd(seam, { agent: 'works' });
     const whole = (await effectsOf(run.id)).data as unknown[];
     const paged: unknown[] = [];
-    let cursor: unknown = '';
+    let cursor: string | null = '';
     for (let page = 0; cursor !== null && page < 20; page += 1) {
-      const answer = await effectsOf(run.id, `?limit=1${cursor === '' ? '' : `&cursor=${String(cursor)}`}`);
+      const answer = await effectsOf(run.id, `?limit=1${cursor === '' ? '' : `&cursor=${cursor}`}`);
       paged.push(...(answer.data as unknown[]));
-      cursor = answer.nextCursor;
+      cursor = answer.nextCursor as string | null;
     }
     expect(paged).toEqual(whole);
     expect(whole).toHaveLength(3);

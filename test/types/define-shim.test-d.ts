@@ -1,6 +1,5 @@
 import { describe, expectTypeOf, it } from 'vitest';
-import type {
-  Shim} from '../../src/shims.js';
+import type { Shim } from '../../src/shims.js';
 import {
   defineShim,
   defineTool,
