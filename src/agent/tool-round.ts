@@ -98,6 +98,7 @@ export class ToolRound {
       return refuse(`There is no tool ${JSON.stringify(record.name)}. ${visible}`, 'unknown_tool');
     }
     if (why.handoff) return refuse('A handoff must be the only call of an answer; nothing of this answer was run.', 'handoff_not_alone');
+    if (tool.handoffTo !== undefined && !this.#isThere(tool.handoffTo)) return refuse(`The agent ${tool.handoffTo} is not there any more.`, 'unknown_agent');
     if (why.broken !== undefined) return refuse(`The arguments were no JSON object: ${cutText(why.broken, 200)}`, 'invalid_arguments');
     const parsed = tool.parse(record.arguments);
     if (!parsed.ok) return argumentFaults(tool, parsed.faults);
@@ -107,6 +108,15 @@ export class ToolRound {
     if (limit !== undefined && used >= limit) return refuse(`The tool ${record.name} has reached its limit of ${limit} call(s) in this run.`, 'call_limit');
     toolCalls[record.name] = used + 1;
     return undefined;
+  }
+
+  #isThere(agent: string): boolean {
+    try {
+      this.#attempt.deps.agent(agent);
+      return true;
+    } catch {
+      return false;
+    }
   }
 
   async #gate(record: ToolCallRecord): Promise<void> {

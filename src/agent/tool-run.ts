@@ -155,7 +155,7 @@ async function execute(running: RunningCall, args: unknown): Promise<ToolOutcome
   const maxRetries = tool.maxRetries ?? settings.toolCallMaxRetries ?? 0;
   for (let tries = 0; ; tries += 1) {
     const { outcome, again } = await tryOnce(running, parsed.args, timeoutMs);
-    if (!again || tries >= maxRetries || attempt.signal.aborted) return outcome;
+    if (!again || tries >= maxRetries) return outcome;
     await pause(attempt.clock, RETRY_PAUSE_MS * 2 ** tries, attempt.signal);
     if (attempt.signal.aborted) return outcome;
   }
