@@ -1,0 +1,59 @@
+import type { Attempt } from './attempt.js';
+import { CancelledFirstError, type Settled } from './journal.js';
+import type { FinishReason } from './model.js';
+import type { Interruption } from './run.js';
+import { BudgetReachedError, HandedOverError, RunCancelledError, RunError, ShimError } from './run-errors.js';
+
+/** What an attempt has come to, before and while it is cleaned up. */
+export type Outcome =
+  | { readonly kind: 'completed'; readonly output: unknown; readonly finishReason: FinishReason }
+  | { readonly kind: 'waiting'; readonly interruptions: readonly Interruption[]; readonly discards?: boolean }
+  | { readonly kind: 'failed'; readonly error: unknown; readonly output?: unknown }
+  | { readonly kind: 'cancelled'; readonly requestedAtMs: number | undefined }
+  | { readonly kind: 'handedOver' };
+
+export function outcomeOfSettled(settled: Settled): Outcome {
+  if (settled.status === 'completed')
+    return { kind: 'completed', output: settled.output, finishReason: settled.finishReason };
+  return {
+    kind: 'failed',
+    error: new RunError(settled.error.code, settled.error.message, { details: { ...settled.error } }),
+  };
+}
+
+function budgetOf(error: unknown): BudgetReachedError | undefined {
+  if (error instanceof BudgetReachedError) return error;
+  return error instanceof ShimError && error.cause instanceof BudgetReachedError ? error.cause : undefined;
+}
+
+function budgetQuestion(attempt: Attempt, { message }: BudgetReachedError): Interruption {
+  const responseSchema = { type: 'object', properties: { limits: { type: 'object' } }, required: ['limits'] };
+  return {
+    id: attempt.deps.newId(),
+    reason: 'budget',
+    toolCallId: null,
+    tool: null,
+    arguments: null,
+    message,
+    responseSchema,
+    expiresAt: null,
+  };
+}
+
+export function outcomeOfError(attempt: Attempt, error: unknown): Outcome {
+  const { signal } = attempt;
+  const reason: unknown = signal.aborted ? signal.reason : error;
+  if (reason instanceof HandedOverError) return { kind: 'handedOver' };
+  if (error instanceof CancelledFirstError)
+    return {
+      kind: 'cancelled',
+      requestedAtMs:
+        signal.aborted && signal.reason instanceof RunCancelledError ? signal.reason.requestedAtMs : undefined,
+    };
+  if (reason instanceof RunCancelledError) return { kind: 'cancelled', requestedAtMs: reason.requestedAtMs };
+  if (error instanceof HandedOverError) return { kind: 'handedOver' };
+  const budget = budgetOf(error);
+  if (budget !== undefined && !signal.aborted)
+    return { kind: 'waiting', interruptions: [budgetQuestion(attempt, budget)], discards: true };
+  return { kind: 'failed', error: signal.aborted ? reason : error };
+}
