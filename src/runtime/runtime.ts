@@ -1,20 +1,13 @@
 import type { NamedShim } from '../agent/bound-shims.js';
 import { firstPosition } from '../agent/journal.js';
-import type { JsonValue } from '../agent/json.js';
 import { newState } from '../agent/memory-journal.js';
 import type { HistoryItem } from '../agent/messages.js';
 import { NO_USAGE } from '../agent/model.js';
 import type { Run } from '../agent/run.js';
 import type { Logger } from '../agent/tools.js';
-import {
-  DrainingError,
-  IdempotencyMismatchError,
-  InputRequiredError,
-  QueueFullError,
-  ValidationError,
-} from '../errors.js';
+import { DrainingError, IdempotencyMismatchError, QueueFullError, ValidationError } from '../errors.js';
 import type { StoredAgent } from '../store/agent-store.js';
-import type { RequestDoc, RunRow } from '../store/run-rows.js';
+import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { Writer } from '../store/writer.js';
 import { checkTemplateValues } from './agent-check.js';
@@ -22,11 +15,13 @@ import type { AgentRegistry } from './agent-registry.js';
 import type { AgentRuntime, Caller, ResumeRun, RunChange, StartRun } from './agent-runtime.js';
 import type { EventLog } from './event-log.js';
 import type { Expiries } from './expiries.js';
-import { itemsOf, shownInput } from './input-items.js';
+import { itemsOf } from './input-items.js';
 import { type PreviewDeps, previewAgent } from './preview.js';
 import type { Recovery } from './recovery.js';
 import type { RunChanges, Written } from './run-changes.js';
+import { type ForkRequest, planFork } from './run-fork.js';
 import { eventLine } from './run-journal.js';
+import { requestDoc, shimHashes } from './run-request.js';
 import type { RunScheduler } from './run-scheduler.js';
 import { isOver, ownerOf, type RunViews } from './run-views.js';
 import type { ShimLoader } from './shim-loader.js';
@@ -250,74 +245,18 @@ export class Runtime implements AgentRuntime {
     if (ended !== undefined) this.#runs.publishWritten(ended);
   }
 
-  async forkRun(
-    runId: string,
-    request: {
-      readonly turn?: number | undefined;
-      readonly input?: JsonValue | undefined;
-      readonly agent?: string | undefined;
-    },
-    caller: Caller,
-  ): Promise<RunChange> {
-    const { writer, store, agents, views, scheduler, newId, now } = this.#deps;
+  async forkRun(runId: string, request: ForkRequest, caller: Caller): Promise<RunChange> {
+    const { writer, views, scheduler } = this.#deps;
     const source = views.row(runId, caller);
     this.#assertTakingWork();
-    const checkpoint = store.checkpointAt(source.n, request.turn);
-    if (checkpoint === undefined)
-      throw new ValidationError(`Run ${runId} has no checkpoint after turn ${String(request.turn)}.`, [
-        { pointer: '/turn', message: 'no such model turn has ended' },
-      ]);
-    const name = request.agent ?? checkpoint.agent;
-    const stored = request.agent === undefined ? this.#agentOf(source, name) : agents.find(name);
-    if (stored === undefined)
-      throw new ValidationError(`There is no agent ${JSON.stringify(name)}.`, [
-        { pointer: '/agent', message: 'names no saved agent' },
-      ]);
-    const doc: RequestDoc = {
-      ...store.request(source.n),
-      ...(request.input === undefined ? {} : { input: shownInput(request.input) }),
-      helper: undefined,
-    };
-    const items = request.input === undefined ? [] : itemsOf(request.input);
-    if (items.length === 0 && !store.endsOpen(source.n, checkpoint)) {
-      throw new InputRequiredError({
-        detail: 'The history ends with an answer there: a fork needs an input.',
-        errors: [{ pointer: '/input', message: 'required' }],
-      });
-    }
-    const instance = agents.instance(stored.descriptor, doc);
+    const fork = planFork(this.#deps, source, request);
     const hasSlot = scheduler.reserve();
     if (hasSlot) scheduler.release();
     this.#assertRoom(hasSlot);
-    const id = newId();
-    const lines = await writer.run(() => {
-      const nowMs = now();
-      const created = [eventLine({ type: 'run.created', agent: name }, { id, attempt: 1 }, nowMs)];
-      const position = { ...firstPosition(name), seenAgents: JSON.parse(checkpoint.seen_agents) as string[] };
-      const n = store.create({
-        id,
-        owner: source.owner,
-        agent: name,
-        agentVersion: stored.version,
-        request: doc,
-        instructions: instance.descriptor.instructions,
-        items,
-        position,
-        usage: NO_USAGE,
-        lines: created,
-        nowMs,
-        forkedFrom: { run: source, checkpoint },
-      });
-      store.putDoc(n, 'shims', shimHashes(instance.shims));
-      return created;
-    });
-    this.#runs.publish(id, 1, lines);
-    scheduler.enqueue(id);
-    return this.#change(id, caller, 0);
-  }
-
-  #agentOf(row: RunRow, name: string): StoredAgent | undefined {
-    return name === row.agent ? this.#deps.agents.version(name, row.agent_version) : this.#deps.agents.find(name);
+    const lines = await writer.run(() => fork.create());
+    this.#runs.publish(fork.id, 1, lines);
+    scheduler.enqueue(fork.id);
+    return this.#change(fork.id, caller, 0);
   }
 
   async purgeRun(runId: string, caller: Caller): Promise<void> {
@@ -446,20 +385,6 @@ export class Runtime implements AgentRuntime {
     await done;
     clearTimeout(grace);
   }
-}
-
-function requestDoc({ input, metadata, values, limits, shims }: StartRun): RequestDoc {
-  return {
-    input: shownInput(input),
-    metadata: { ...metadata },
-    values: { ...values } as RequestDoc['values'],
-    limits: { ...limits } as RequestDoc['limits'],
-    shims: structuredClone(shims),
-  };
-}
-
-function shimHashes(shims: readonly NamedShim[]): string {
-  return JSON.stringify(shims.map(({ name, hash }) => ({ name, hash })));
 }
 
 function agentView({ descriptor, version }: StoredAgent): ReturnType<AgentRuntime['listAgents']>[number] {
