@@ -31,7 +31,7 @@ export const POINTS: readonly Point[] = [
   event('turn.started', 2),
   { kind: 'request', nth: 2 },
   event('model.started', 2),
-  event('model.delta', 12),
+  event('model.delta', 8),
   event('model.completed', 2),
   event('run.completed'),
 ];

@@ -47,7 +47,7 @@ export async function runCase(stage: Stage, faultCase: FaultCase, times: CaseTim
   });
   const status = await drive(stage, id);
   // A point behind the end (a cancel had come first) is never reached: the case then says so.
-  const reached = await Promise.race([fault.then(() => true), sleep(1500, false)]);
+  const reached = await Promise.race([point.reached.then(() => true), sleep(1500, false)]);
   point.stop();
   if (reached) await fault;
   const final = reached ? await drive(stage, id) : status;
@@ -141,6 +141,7 @@ function watchFor(stage: Stage, point: Point, marker: string): Watch {
   const reached = new Promise<void>((resolve) => (arrive = resolve));
   const seen = new Map<string, number>();
   let requests = 0;
+  let stopped = false;
   stage.onRequest = ({ rawBody }) => {
     if (!rawBody.includes(marker)) return;
     requests += 1;
@@ -152,11 +153,13 @@ function watchFor(stage: Stage, point: Point, marker: string): Watch {
   return {
     reached,
     sawEvent: (type) => {
+      if (stopped) return;
       const times = (seen.get(type) ?? 0) + 1;
       seen.set(type, times);
       if (point.kind === 'event' && point.type === type && point.nth === times) arrive();
     },
     stop: () => {
+      stopped = true;
       stop();
       stage.onRequest = undefined;
     },

@@ -1,8 +1,11 @@
 import { writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
+import { cancelStorm } from './cancel-storm.js';
+import { randomSequences } from './state-machine.js';
 import { sweep, type SweepResult } from './sweep.js';
 
 // `npm run test:faults`: the reference run with every fault at every point, then again with a second kill during the recovery.
+// Then runs that are cancelled at random moments, and random sequences beside a model of the run.
 // `--full` takes all cases with the long times; `--seed N` repeats a run; `--limit N` takes the first N cases of each pass.
 
 const { values } = parseArgs({
@@ -22,12 +25,18 @@ const result = await sweep({
     if (done % 10 === 0 || done === all) process.stdout.write(`${done} of ${all} cases\n`);
   },
 });
+const storm = await cancelStorm(seed, values.full ? 3000 : 300);
+for (const violation of storm.violations) process.stdout.write(`VIOLATION ${violation}\n`);
+process.stdout.write(`${storm.runs} cancels at random moments\n`);
+const random = await randomSequences(seed, values.full ? 2000 : 100);
+process.stdout.write(`${random.sequences} random sequences\n`);
+const violations = [...result.violations, ...storm.violations];
 const text = report(result);
 process.stdout.write(`\n${text}`);
 if (limit === undefined) writeFileSync(new URL('RESULTS.md', import.meta.url), text);
-process.exitCode = result.violations.length === 0 ? 0 : 1;
+process.exitCode = violations.length === 0 ? 0 : 1;
 
-function report({ cases, skipped, skippedWhy, reached, kills, completed, cancelled, violations }: SweepResult): string {
+function report({ cases, skipped, skippedWhy, reached, kills, completed, cancelled }: SweepResult): string {
   const minutes = ((Date.now() - startedAt) / 60_000).toFixed(1);
   const rows = [
     ['cases', cases],
@@ -36,9 +45,14 @@ function report({ cases, skipped, skippedWhy, reached, kills, completed, cancell
     ['kills with SIGKILL', kills],
     ['runs completed', completed],
     ['runs cancelled', cancelled],
+    ['cancels at random moments', `${storm.runs}, of which ${storm.cancelled} came before the end`],
+    [
+      'random sequences beside the model',
+      `${random.sequences} with ${random.steps} steps and ${random.restarts} kills and restarts`,
+    ],
     ['violations', violations.length],
   ];
   const table = rows.map(([name, value]) => `| ${String(name)} | ${String(value)} |`).join('\n');
   const list = violations.map((violation) => `- ${violation}`).join('\n');
-  return `# Faults\n\n\`npm run test:faults -- --full --seed ${seed}\`, ${minutes} minutes, Node ${process.versions.node}.\n\n| | |\n|---|---|\n${table}\n${list === '' ? '' : `\n${list}\n`}`;
+  return `# Faults\n\n\`npm run test:faults -- ${values.full ? '--full ' : ''}--seed ${seed}\`, ${minutes} minutes, Node ${process.versions.node}.\n\n| | |\n|---|---|\n${table}\n${list === '' ? '' : `\n${list}\n`}`;
 }

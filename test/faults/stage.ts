@@ -26,7 +26,7 @@ export default defineShim({
     const { ledger } = this.config;
     const { shimState } = turn.runState;
     shimState.increment('reference:turns');
-    if (turn.turnCount === 2 && !shimState.has('reference:compacted')) {
+    if (turn.turnCount === 2 && turn.runState.history.length >= 7 && !shimState.has('reference:compacted')) {
       const { history } = turn.runState;
       turn.replaceHistory([{ role: 'user', content: 'summary of ' + run(turn) }, ...history.slice(4)]);
       shimState.set('reference:compacted', true);
@@ -55,6 +55,8 @@ export interface Stage {
   /** Undefined where none can be mounted; then the cases with a full disk are left out. */
   readonly disk: SmallDisk | undefined;
   readonly noDisk: string | undefined;
+  /** What the model of the reference run says. */
+  readonly reply: (request: ReceivedRequest) => Reply;
   stallNext(): void;
   /** Told of each model request as it comes in. */
   onRequest: ((request: ReceivedRequest) => void) | undefined;
@@ -92,6 +94,7 @@ export async function startStage(): Promise<Stage> {
     disk,
     noDisk,
     onRequest: undefined,
+    reply: replyTo,
     stallNext: () => {
       stalls = 1;
     },
