@@ -168,7 +168,7 @@ it('failure R04: three gated calls and a free one; each answer lands on its own 
   expect(results[1]?.text).toContain('no');
 });
 
-it('failure R06 R12: five steps with gates in between go on where they were, also after restarts, and nothing is done twice', async () => {
+it('failure R06, failure R12: five steps with gates in between go on where they were, also after restarts, and nothing is done twice', async () => {
   const first = fresh();
   const steps = ['effect', 'effect', 'gated', 'gated', 'gated'].map((tool, at) => ({ tool, n: first + at / 10 }));
   lab.model.script(...steps.map(({ tool, n }) => calling(callOf(tool, { n }))), { text: 'all five' });
@@ -198,7 +198,7 @@ it('failure R06 R12: five steps with gates in between go on where they were, als
   unique += 10;
 });
 
-it('failure R08 R14: what was stored at the wait is what is there after kill -9, and what the resume goes on from', async () => {
+it('failure R08, failure R14: what was stored at the wait is what is there after kill -9, and what the resume goes on from', async () => {
   const n = fresh();
   lab.model.script(
     { text: 'one ', ...calling(callOf('count')) },
