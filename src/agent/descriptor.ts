@@ -2,7 +2,7 @@ import { z } from 'zod';
 import { RunLimitsSchema } from './run.js';
 import { PromptSpecSchema } from './template.js';
 
-export const AGENT_NAME_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$/;
+const AGENT_NAME_PATTERN = /^[a-zA-Z0-9][a-zA-Z0-9_-]{0,63}$/;
 
 /** Tool settings of an agent; its tools come from shims (or, in code, from the agent itself). */
 export const ToolSettingsSchema = z.strictObject({

@@ -12,7 +12,7 @@ export type Digest = (text: string) => string;
 const DIFF_LIMIT = 2000;
 
 /** The one stretch in which two texts differ: enough for instructions, which shims append to or replace. */
-export function diffTexts(before: string, after: string): TextDiff {
+function diffTexts(before: string, after: string): TextDiff {
   const most = Math.min(before.length, after.length);
   let start = 0;
   while (start < most && before.charCodeAt(start) === after.charCodeAt(start)) start += 1;

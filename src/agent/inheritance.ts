@@ -14,8 +14,8 @@ export class DelegationLimitError extends Error {
   }
 }
 
-export const DEFAULT_MAX_DEPTH = 4;
-export const DEFAULT_MAX_THREADS = 8;
+const DEFAULT_MAX_DEPTH = 4;
+const DEFAULT_MAX_THREADS = 8;
 
 /** @throws DelegationLimitError when one more child would be too deep, or too many at once */
 export function assertDelegation(parent: SpawnParent, atWork: number): void {

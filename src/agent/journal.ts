@@ -77,11 +77,10 @@ export const DecisionSchema = z.discriminatedUnion('decision', [
 ]);
 export type Decision = z.infer<typeof DecisionSchema>;
 
-export const SettlementSchema = z.object({
+const SettlementSchema = z.object({
   outcome: z.enum(['happened', 'retry', 'failed']),
   result: z.json().optional(),
 });
-export type Settlement = z.infer<typeof SettlementSchema>;
 
 /** One tool call of an open round, as stored. */
 export const ToolCallRecordSchema = z.object({

@@ -4,7 +4,7 @@ import addFormats from 'ajv-formats';
 export type JsonSchema = Readonly<Record<string, unknown>>;
 
 /** A schema that is no valid JSON Schema. */
-export class InvalidJsonSchemaError extends Error {
+class InvalidJsonSchemaError extends Error {
   constructor(cause: unknown) {
     super(`This is no valid JSON Schema: ${cause instanceof Error ? cause.message : String(cause)}`, { cause });
     this.name = 'InvalidJsonSchemaError';

@@ -184,21 +184,6 @@ export class WorkingState {
   }
 }
 
-/** The tool calls of the last response that have no results yet. */
-export function openCalls(history: readonly HistoryItem[]): ToolCallPart[] {
-  let open: ToolCallPart[] = [];
-  for (const item of history) {
-    for (const message of renderItem(item)) {
-      if (message.role === 'assistant') open = callsOf(message.content);
-      if (message.role === 'tool') {
-        const answered = new Set(message.content.map((part) => part.toolCallId));
-        open = open.filter((call) => !answered.has(call.toolCallId));
-      }
-    }
-  }
-  return open;
-}
-
 function callsOf(content: string | readonly { readonly type: string }[]): ToolCallPart[] {
   if (typeof content === 'string') return [];
   return content.filter(

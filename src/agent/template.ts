@@ -54,7 +54,7 @@ export function missingValues(template: string, values: Readonly<Record<string, 
  * Mustache's `{{ name }}` with every value inserted as it is (prompts are no HTML); objects as JSON.
  * @throws MissingTemplateValueError
  */
-export function renderText(template: string, values: Readonly<Record<string, JsonValue>>): string {
+function renderText(template: string, values: Readonly<Record<string, JsonValue>>): string {
   const missing = missingValues(template, values);
   if (missing.length > 0) throw new MissingTemplateValueError(missing);
   return Mustache.render(template, values, undefined, {

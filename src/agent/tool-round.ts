@@ -1,13 +1,13 @@
+import type { BrokenArguments } from './answer-assembly.js';
 import type { Attempt, Frame } from './attempt.js';
 import { GRACE_MS } from './bound-shims.js';
 import { within } from './clock.js';
 import { toolCompleted } from './events.js';
 import type { Decision, Position, ToolCallRecord } from './journal.js';
 import { cutText, deepFreeze } from './json.js';
-import { kindOf, reviveItem, type HistoryItem, type ModelResponse, type ToolResultPart } from './messages.js';
-import type { BrokenArguments } from './answer-assembly.js';
-import { HandedOverError, RunCancelledError, RunError, ShimError } from './run-errors.js';
+import { type HistoryItem, kindOf, type ModelResponse, reviveItem, type ToolResultPart } from './messages.js';
 import type { Interruption } from './run.js';
+import { HandedOverError, RunCancelledError, RunError, ShimError } from './run-errors.js';
 import { callsIn } from './sendable.js';
 import { argumentFaults, CANCELLED, runToolCall, toolContext, wasInterrupted } from './tool-run.js';
 import type { ToolConfig } from './tool-set.js';
@@ -78,8 +78,10 @@ export class ToolRound {
   /** After the commit of the response: what the calls came to that ends the run. @throws RunError */
   assertBehaviour(): void {
     const { position } = this.#attempt;
-    if (position.cutInARow >= 2) throw new RunError('output_limit', 'The output limit cut the model off inside a tool call twice in a row.');
-    if (position.unknownInARow >= 3) throw new RunError('model_behaviour', 'The model called tools that it was not given, three times in a row.');
+    if (position.cutInARow >= 2)
+      throw new RunError('output_limit', 'The output limit cut the model off inside a tool call twice in a row.');
+    if (position.unknownInARow >= 3)
+      throw new RunError('model_behaviour', 'The model called tools that it was not given, three times in a row.');
   }
 
   get #parallel(): number {
@@ -87,25 +89,45 @@ export class ToolRound {
     return typeof setting === 'number' ? setting : setting ? DEFAULT_PARALLEL : 1;
   }
 
-  #refuse(record: ToolCallRecord, why: { readonly cut: boolean; readonly refused: boolean; readonly handoff: boolean; readonly broken: string | undefined }): ToolOutcome | undefined {
+  #refuse(
+    record: ToolCallRecord,
+    why: {
+      readonly cut: boolean;
+      readonly refused: boolean;
+      readonly handoff: boolean;
+      readonly broken: string | undefined;
+    },
+  ): ToolOutcome | undefined {
     const refuse = (message: string, kind: string): ToolOutcome => ({ ok: false, error: { message, kind } });
-    if (why.refused) return refuse('The provider ended this answer with a refusal, so this call was not run.', 'refusal');
-    if (why.cut) return refuse('The answer was cut off by the output limit, so this call was not run. Call again with less in one answer.', 'output_limit');
+    if (why.refused)
+      return refuse('The provider ended this answer with a refusal, so this call was not run.', 'refusal');
+    if (why.cut)
+      return refuse(
+        'The answer was cut off by the output limit, so this call was not run. Call again with less in one answer.',
+        'output_limit',
+      );
     const tool = this.#tools.get(record.name);
     if (tool === undefined) {
       const names = [...this.#tools.keys()];
       const visible = names.length === 0 ? 'There are no tools now.' : `The tools are: ${names.join(', ')}.`;
       return refuse(`There is no tool ${JSON.stringify(record.name)}. ${visible}`, 'unknown_tool');
     }
-    if (why.handoff) return refuse('A handoff must be the only call of an answer; nothing of this answer was run.', 'handoff_not_alone');
-    if (tool.handoffTo !== undefined && !this.#isThere(tool.handoffTo)) return refuse(`The agent ${tool.handoffTo} is not there any more.`, 'unknown_agent');
-    if (why.broken !== undefined) return refuse(`The arguments were no JSON object: ${cutText(why.broken, 200)}`, 'invalid_arguments');
+    if (why.handoff)
+      return refuse(
+        'A handoff must be the only call of an answer; nothing of this answer was run.',
+        'handoff_not_alone',
+      );
+    if (tool.handoffTo !== undefined && !this.#isThere(tool.handoffTo))
+      return refuse(`The agent ${tool.handoffTo} is not there any more.`, 'unknown_agent');
+    if (why.broken !== undefined)
+      return refuse(`The arguments were no JSON object: ${cutText(why.broken, 200)}`, 'invalid_arguments');
     const parsed = tool.parse(record.arguments);
     if (!parsed.ok) return argumentFaults(tool, parsed.faults);
     const { toolCalls } = this.#attempt.position;
     const used = toolCalls[record.name] ?? 0;
     const limit = this.#config?.toolCallLimits?.[record.name];
-    if (limit !== undefined && used >= limit) return refuse(`The tool ${record.name} has reached its limit of ${limit} call(s) in this run.`, 'call_limit');
+    if (limit !== undefined && used >= limit)
+      return refuse(`The tool ${record.name} has reached its limit of ${limit} call(s) in this run.`, 'call_limit');
     toolCalls[record.name] = used + 1;
     return undefined;
   }
@@ -147,9 +169,18 @@ export class ToolRound {
     return outcome.kind === 'value' ? outcome.value : true;
   }
 
-  #wait(record: ToolCallRecord, question: Pick<Interruption, 'reason' | 'message' | 'responseSchema' | 'expiresAt'>): void {
+  #wait(
+    record: ToolCallRecord,
+    question: Pick<Interruption, 'reason' | 'message' | 'responseSchema' | 'expiresAt'>,
+  ): void {
     record.state = 'waiting';
-    record.interruption = { id: this.#attempt.deps.newId(), toolCallId: record.toolCallId, tool: record.name, arguments: record.arguments, ...question };
+    record.interruption = {
+      id: this.#attempt.deps.newId(),
+      toolCallId: record.toolCallId,
+      tool: record.name,
+      arguments: record.arguments,
+      ...question,
+    };
     this.#attempt.event({ type: 'tool.waiting', turn: this.#turn, interruption: record.interruption });
   }
 
@@ -157,7 +188,14 @@ export class ToolRound {
     record.state = 'started';
     record.startedAt = new Date(this.#attempt.clock.now()).toISOString();
     const { toolCallId, name, idempotencyKey } = record;
-    this.#attempt.event({ type: 'tool.started', turn: this.#turn, toolCallId, name, arguments: record.arguments, idempotencyKey });
+    this.#attempt.event({
+      type: 'tool.started',
+      turn: this.#turn,
+      toolCallId,
+      name,
+      arguments: record.arguments,
+      idempotencyKey,
+    });
   }
 
   #settle(record: ToolCallRecord, outcome: ToolOutcome, ms: number): void {
@@ -172,15 +210,20 @@ export class ToolRound {
     let failed: ToolCallRecord | undefined;
     attempt.hold();
     for (const record of attempt.calls) {
-      if (record.state === 'waiting' && record.interruption?.reason === 'approval' && record.decision !== undefined) this.#decide(record, record.decision);
+      if (record.state === 'waiting' && record.interruption?.reason === 'approval' && record.decision !== undefined)
+        this.#decide(record, record.decision);
       else if (record.state === 'waiting' && record.settlement !== undefined) this.#settled(record);
       else if (record.state === 'started') failed = this.#afterCrash(record) ?? failed;
     }
     await attempt.checkpoint({ calls: attempt.calls });
     if (failed !== undefined) {
-      throw new RunError('tool_outcome', `Whether the call of ${failed.name} had its effect is not known, and the tool asks to fail then.`, {
-        details: { toolCallId: failed.toolCallId, tool: failed.name },
-      });
+      throw new RunError(
+        'tool_outcome',
+        `Whether the call of ${failed.name} had its effect is not known, and the tool asks to fail then.`,
+        {
+          details: { toolCallId: failed.toolCallId, tool: failed.name },
+        },
+      );
     }
   }
 
@@ -199,7 +242,9 @@ export class ToolRound {
       case 'deny': {
         const expired = decision.reason === 'expired';
         const reason = decision.reason === undefined || expired ? '' : `: ${decision.reason}`;
-        const message = expired ? 'Nobody approved this call in time, so it was not run.' : `The call was denied and was not run${reason}`;
+        const message = expired
+          ? 'Nobody approved this call in time, so it was not run.'
+          : `The call was denied and was not run${reason}`;
         this.#settle(record, { ok: false, error: { message, kind: expired ? 'expired' : 'denied' } }, 0);
         break;
       }
@@ -211,10 +256,24 @@ export class ToolRound {
     if (settlement === undefined) return;
     switch (settlement.outcome) {
       case 'happened':
-        this.#settle(record, { ok: true, result: settlement.result ?? 'The call had its effect; its result is not known.' }, 0);
+        this.#settle(
+          record,
+          { ok: true, result: settlement.result ?? 'The call had its effect; its result is not known.' },
+          0,
+        );
         break;
       case 'failed':
-        this.#settle(record, { ok: false, error: { message: typeof settlement.result === 'string' ? settlement.result : 'The call failed.', kind: 'failed' } }, 0);
+        this.#settle(
+          record,
+          {
+            ok: false,
+            error: {
+              message: typeof settlement.result === 'string' ? settlement.result : 'The call failed.',
+              kind: 'failed',
+            },
+          },
+          0,
+        );
         break;
       case 'retry':
         record.state = 'pending';
@@ -238,8 +297,24 @@ export class ToolRound {
       case 'unknown':
       case 'fail': {
         const { toolCallId, name, startedAt = '', idempotencyKey } = record;
-        this.#attempt.unknownCalls.push({ toolCallId, tool: name, arguments: record.arguments, startedAt, idempotencyKey });
-        this.#settle(record, { ok: false, error: { message: 'The server stopped while this call ran; whether it had its effect is not known.', kind: 'outcome_unknown' } }, 0);
+        this.#attempt.unknownCalls.push({
+          toolCallId,
+          tool: name,
+          arguments: record.arguments,
+          startedAt,
+          idempotencyKey,
+        });
+        this.#settle(
+          record,
+          {
+            ok: false,
+            error: {
+              message: 'The server stopped while this call ran; whether it had its effect is not known.',
+              kind: 'outcome_unknown',
+            },
+          },
+          0,
+        );
         return record.onCrash === 'fail' ? record : undefined;
       }
     }
@@ -251,7 +326,11 @@ export class ToolRound {
     const queue = attempt.calls.filter((record) => record.state === 'pending' || record.state === 'started');
     let failure: Error | undefined;
     const work = async (): Promise<void> => {
-      for (let record = queue.shift(); record !== undefined && failure === undefined && !attempt.signal.aborted; record = queue.shift()) {
+      for (
+        let record = queue.shift();
+        record !== undefined && failure === undefined && !attempt.signal.aborted;
+        record = queue.shift()
+      ) {
         try {
           await this.#runOne(record);
         } catch (error) {
@@ -263,7 +342,9 @@ export class ToolRound {
     if (failure !== undefined) throw failure;
     if (attempt.signal.aborted) this.#giveBack();
     attempt.signal.throwIfAborted();
-    const interruptions = attempt.calls.flatMap((record) => (record.state === 'waiting' && record.interruption !== undefined ? [record.interruption] : []));
+    const interruptions = attempt.calls.flatMap((record) =>
+      record.state === 'waiting' && record.interruption !== undefined ? [record.interruption] : [],
+    );
     if (interruptions.length > 0) return { kind: 'waiting', interruptions };
     return this.#close();
   }
@@ -290,7 +371,14 @@ export class ToolRound {
     this.#ran.add(record);
     const tool = this.#tools.get(record.name);
     if (tool === undefined) {
-      this.#settle(record, { ok: false, error: { message: `There is no tool ${JSON.stringify(record.name)} any more.`, kind: 'unknown_tool' } }, 0);
+      this.#settle(
+        record,
+        {
+          ok: false,
+          error: { message: `There is no tool ${JSON.stringify(record.name)} any more.`, kind: 'unknown_tool' },
+        },
+        0,
+      );
       attempt.checkpointLater({ calls: [record] });
       return;
     }
@@ -306,7 +394,10 @@ export class ToolRound {
       }
     }
     const startedAt = attempt.clock.now();
-    const outcome = tool.handoffTo === undefined ? await this.#execute(tool, record) : ({ ok: true, result: `The conversation goes on with ${tool.handoffTo}.` } as const);
+    const outcome =
+      tool.handoffTo === undefined
+        ? await this.#execute(tool, record)
+        : ({ ok: true, result: `The conversation goes on with ${tool.handoffTo}.` } as const);
     const ms = attempt.clock.now() - startedAt;
     // A hand-over interrupted it: the record stays as it is, and the next start applies the tool's crash rule.
     if ((outcome === CANCELLED || wasInterrupted(record)) && attempt.signal.reason instanceof HandedOverError) return;
@@ -340,7 +431,9 @@ export class ToolRound {
   /** The results enter the history, then what onModelResponse had appended (R30); the turn is over. */
   #close(): RoundResult {
     const attempt = this.#attempt;
-    const handoffTo = attempt.calls.map((record) => (record.outcome?.ok === true ? this.#tools.get(record.name)?.handoffTo : undefined)).find((name) => name !== undefined);
+    const handoffTo = attempt.calls
+      .map((record) => (record.outcome?.ok === true ? this.#tools.get(record.name)?.handoffTo : undefined))
+      .find((name) => name !== undefined);
     closeRound(attempt);
     attempt.position.roundTrips += 1;
     attempt.effects.rebase();
@@ -356,7 +449,16 @@ export function cancelRound(attempt: Attempt): void {
   for (const record of attempt.calls) {
     if (record.state === 'done') continue;
     const begun = record.state === 'started';
-    record.outcome = begun || record.state === 'pending' ? CANCELLED : { ok: false, error: { message: 'The run was cancelled before this call was approved; it was not run.', kind: 'cancelled' } };
+    record.outcome =
+      begun || record.state === 'pending'
+        ? CANCELLED
+        : {
+            ok: false,
+            error: {
+              message: 'The run was cancelled before this call was approved; it was not run.',
+              kind: 'cancelled',
+            },
+          };
     record.state = 'done';
     attempt.event(toolCompleted(record, record.outcome, 0, record.turn));
   }
@@ -387,7 +489,9 @@ function closeRound(attempt: Attempt): void {
 /** Where in the history something follows the response of the open round that is not its results. */
 function appendedAt({ working: { history, responses } }: Attempt): number | undefined {
   const response = responses.at(-1);
-  const at = history.findLastIndex((item) => kindOf(item) === 'response' && (item as ModelResponse).modelCallId === response?.modelCallId);
+  const at = history.findLastIndex(
+    (item) => kindOf(item) === 'response' && (item as ModelResponse).modelCallId === response?.modelCallId,
+  );
   return at < 0 || at === history.length - 1 ? undefined : at + 1;
 }
 

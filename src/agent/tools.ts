@@ -153,7 +153,7 @@ function parseArguments(parameters: z.ZodType | JsonSchema, args: unknown): Retu
 }
 
 /** Most characters of one tool result that are kept, with what says that the rest was cut. */
-export const MAX_RESULT_CHARS = 200_000;
+const MAX_RESULT_CHARS = 200_000;
 const LONGEST_CUT_NOTE = 80;
 
 /** Cuts between characters and says so; what was cut once is not cut again. */

@@ -45,10 +45,6 @@ export function closeAllStreams(): void {
   for (const stream of [...open]) stream.finish();
 }
 
-export function openStreamCount(): number {
-  return open.size;
-}
-
 class EventStream {
   readonly #raw: FastifyReply['raw'];
   readonly #eventLog: EventLog;

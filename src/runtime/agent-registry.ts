@@ -149,7 +149,7 @@ export class AgentRegistry {
 }
 
 /** A template gets the run's own values over the agent's. */
-export function withValues(
+function withValues(
   instructions: AgentDescriptor['instructions'],
   values: Readonly<Record<string, JsonValue>>,
 ): AgentDescriptor['instructions'] {

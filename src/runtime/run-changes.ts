@@ -268,7 +268,7 @@ export class RunChanges {
   }
 }
 
-export function assertVersion(row: RunRow, ifMatch: string | undefined): void {
+function assertVersion(row: RunRow, ifMatch: string | undefined): void {
   if (ifMatch === undefined || ifMatch === '*') return;
   if (ifMatch !== String(row.version)) throw new VersionMismatchError(ifMatch, row.version);
 }

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import SQLite from 'better-sqlite3';
 
 /** The target is there already: a backup never overwrites one. */
-export class BackupExistsError extends Error {
+class BackupExistsError extends Error {
   constructor(file: string) {
     super(`${file} exists; a backup does not overwrite it.`);
     this.name = 'BackupExistsError';

@@ -7,7 +7,7 @@ import { MIGRATIONS } from './migrations.js';
 export type Durability = 'full' | 'normal';
 
 /** Another server has this folder, and it is alive: the lock is the operating system's and goes with its process. */
-export class FolderInUseError extends Error {
+class FolderInUseError extends Error {
   constructor(dataDir: string) {
     super(`Another server uses the data folder ${dataDir}; one folder serves one server.`);
     this.name = 'FolderInUseError';
@@ -15,7 +15,7 @@ export class FolderInUseError extends Error {
 }
 
 /** The folder is missing and cannot be made, or is read-only: there is nothing that a server could promise on it. */
-export class FolderNotWritableError extends Error {
+class FolderNotWritableError extends Error {
   constructor(dataDir: string, cause: unknown) {
     super(`The data folder ${dataDir} cannot be written: ${cause instanceof Error ? cause.message : String(cause)}`, {
       cause,
@@ -25,7 +25,7 @@ export class FolderNotWritableError extends Error {
 }
 
 /** The file was written by a newer version of the program. */
-export class NewerDatabaseError extends Error {
+class NewerDatabaseError extends Error {
   constructor(file: string, found: number, known: number) {
     super(`The database ${file} has schema version ${found}; this program knows up to ${known}. It was left as it is.`);
     this.name = 'NewerDatabaseError';
@@ -33,7 +33,7 @@ export class NewerDatabaseError extends Error {
 }
 
 /** The file is no database, or a damaged one. */
-export class DamagedDatabaseError extends Error {
+class DamagedDatabaseError extends Error {
   constructor(file: string, cause: unknown) {
     super(
       `The database ${file} is damaged (${cause instanceof Error ? cause.message : String(cause)}). It was left as it is; restore a backup.`,

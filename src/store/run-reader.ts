@@ -93,7 +93,7 @@ export class RunReader {
 }
 
 /** The tables and conditions of a list, driven by the index that fits the narrowest filter. */
-export function conditions(query: Omit<RunQuery, 'limit'>): {
+function conditions(query: Omit<RunQuery, 'limit'>): {
   readonly where: string;
   readonly values: readonly (string | number)[];
 } {

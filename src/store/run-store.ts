@@ -13,7 +13,7 @@ import { type CheckpointRow, ConversationStore } from './conversation-store.js';
 import { type RequestDoc, RequestDocSchema, type RunRow, RunRowSchema } from './run-rows.js';
 
 /** A status change that the present status does not allow: somebody else came first. */
-export class TransitionRefusedError extends Error {
+class TransitionRefusedError extends Error {
   readonly row: RunRow;
   constructor(row: RunRow, to: RunStatus) {
     super(`Run ${row.id} is ${row.status} and cannot become ${to}.`);

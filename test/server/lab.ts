@@ -182,7 +182,7 @@ export async function logOf(lab: Pick<Lab, 'server'>, id: unknown): Promise<Logg
 const ENDINGS = new Set(['run.completed', 'run.failed', 'run.cancelled', 'run.waiting']);
 
 /** What holds for every log: contiguous from 1, one end for each attempt, and nothing of an attempt after its end. */
-export function assertLog(events: readonly LoggedEvent[]): void {
+function assertLog(events: readonly LoggedEvent[]): void {
   expect(events.map((event) => event.seq)).toEqual(events.map((_, index) => index + 1));
   const endedBy = new Map<number, string>();
   for (const event of events) {

@@ -20,13 +20,6 @@ export function pick(value: unknown, path: string): unknown {
   return current;
 }
 
-/** Like `pick`, for a place where a string must be. */
-export function pickText(value: unknown, path: string): string {
-  const found = pick(value, path);
-  if (typeof found !== 'string') throw new Error(`no text at ${path}, but ${typeof found}`);
-  return found;
-}
-
 export function parseJson(text: string): { readonly ok: true; readonly value: unknown } | { readonly ok: false } {
   try {
     return { ok: true, value: JSON.parse(text) as unknown };

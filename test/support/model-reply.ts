@@ -137,7 +137,7 @@ function deltasOf(text: string | readonly string[] | undefined): readonly string
 }
 
 /** Splits by code points, since no provider sends half an emoji. */
-export function splitText(text: string, count: number): string[] {
+function splitText(text: string, count: number): string[] {
   const points = Array.from(text);
   const size = Math.max(1, Math.ceil(points.length / count));
   const parts: string[] = [];

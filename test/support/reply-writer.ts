@@ -111,7 +111,7 @@ function errorText(job: StreamJob): string {
 }
 
 /** One event in the wire form of the framing; all of them mean the same to a parser that keeps to the standard. */
-export function frameText(frame: Frame, framing: Framing, index: number, isLast: boolean): string {
+function frameText(frame: Frame, framing: Framing, index: number, isLast: boolean): string {
   const separator = framing === 'nospace' ? ':' : ': ';
   const lines: string[] = [];
   if (framing === 'comments') lines.push(': keep-alive', '', ':');
