@@ -5,6 +5,7 @@ import { type AttemptEnd, CancelledFirstError, copyPosition } from './journal.js
 import { deepFreeze } from './json.js';
 import { type HistoryItem, isEphemeral, withoutInternalInJson } from './messages.js';
 import { type Outcome, outcomeOfError } from './outcome.js';
+import { cancelRound } from './round-closing.js';
 import type { Cancellation } from './run.js';
 import {
   failureProblem,
@@ -15,7 +16,6 @@ import {
   ShimCleanupError,
   type ShimError,
 } from './run-errors.js';
-import { cancelRound } from './tool-round.js';
 
 /** Decides how the attempt ends, before the clean-up: from here on a cancel changes nothing (R68). */
 export async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcome> {

@@ -13,12 +13,12 @@ import { MemoryJournal, newState, withCheckpoint } from './memory-journal.js';
 import { copyItem, type HistoryItem, withoutInternalInJson } from './messages.js';
 import type { ModelHandle, ModelSource } from './model.js';
 import { OncePerAgent } from './once-per-agent.js';
+import { closingItems } from './round-closing.js';
 import { ModelCallError, messageOf, RunCancelledError, RunError, ShimCleanupError } from './run-errors.js';
 import type { RunState } from './run-state.js';
 import type { Shim } from './shim.js';
 import { LiveState } from './state-map.js';
 import type { PromptSpec } from './template.js';
-import { closingItems } from './tool-round.js';
 import type { Logger, Tool } from './tools.js';
 
 export interface DefaultAgentOptions {

@@ -1,25 +1,23 @@
 import type { BrokenArguments } from './answer-assembly.js';
 import type { Attempt, Frame } from './attempt.js';
-import { GRACE_MS } from './bound-shims.js';
-import { within } from './clock.js';
 import { toolCompleted } from './events.js';
-import type { Decision, Position, ToolCallRecord } from './journal.js';
-import { cutText, deepFreeze } from './json.js';
-import { type HistoryItem, kindOf, type ModelResponse, reviveItem, type ToolResultPart } from './messages.js';
+import type { Decision, ToolCallRecord } from './journal.js';
+import { cutText } from './json.js';
+import type { ModelResponse } from './messages.js';
+import { approvalSchema, failClosed, OUTCOME_SCHEMA, toolAsks } from './questions.js';
+import { appendedAt, closeRound, deferAppended } from './round-closing.js';
 import type { Interruption } from './run.js';
 import { HandedOverError, RunCancelledError, RunError, ShimError } from './run-errors.js';
 import { callsIn } from './sendable.js';
 import { argumentFaults, CANCELLED, runToolCall, toolContext, wasInterrupted } from './tool-run.js';
 import type { ToolConfig } from './tool-set.js';
-import { outputOf, type Tool, type ToolOutcome } from './tools.js';
+import type { Tool, ToolOutcome } from './tools.js';
 
 export type RoundResult =
   | { readonly kind: 'closed'; readonly handoffTo?: string | undefined }
   | { readonly kind: 'waiting'; readonly interruptions: readonly Interruption[] };
 
 const DEFAULT_PARALLEL = 8;
-/** How long a tool's own judgement of whether it needs approval may take. */
-const JUDGE_TIMEOUT_MS = 30_000;
 
 /** One round of tool calls: judged, gated, run so many at a time, each outcome committed as it ends, closed in the order of the calls. */
 export class ToolRound {
@@ -146,7 +144,7 @@ export class ToolRound {
     if (tool === undefined) return;
     const call = { toolCallId: record.toolCallId, name: record.name, arguments: record.arguments };
     const gates = (this.#attempt.core?.gates ?? []).filter((gate) => failClosed(() => gate.matches(call)));
-    const asked = gates.length > 0 || (await this.#toolAsks(tool, record));
+    const asked = gates.length > 0 || (await toolAsks(this.#attempt, tool, record));
     if (!asked) return;
     const expiries = gates.flatMap((gate) => (gate.expiresInMs === undefined ? [] : [gate.expiresInMs]));
     const expiresInMs = expiries.length === 0 ? undefined : Math.min(...expiries);
@@ -156,17 +154,6 @@ export class ToolRound {
       responseSchema: approvalSchema(tool),
       expiresAt: expiresInMs === undefined ? null : new Date(this.#attempt.clock.now() + expiresInMs).toISOString(),
     });
-  }
-
-  async #toolAsks(tool: Tool, record: ToolCallRecord): Promise<boolean> {
-    const parsed = tool.parse(record.arguments);
-    if (!parsed.ok) return false;
-    const { signal, clock } = this.#attempt;
-    const asked = (async () => tool.needsApproval(parsed.args, toolContext(this.#attempt, record, signal)))();
-    const outcome = await within(asked, { clock, timeoutMs: JUDGE_TIMEOUT_MS, signal, graceMs: GRACE_MS });
-    if (outcome.kind === 'aborted') throw new RunCancelledError();
-    // A gate that cannot be judged stays closed.
-    return outcome.kind === 'value' ? outcome.value : true;
   }
 
   #wait(
@@ -443,91 +430,3 @@ export class ToolRound {
     return { kind: 'closed', handoffTo };
   }
 }
-
-/** Closes the open round of a cancelled run: real results stay, everything else is a cancelled one, and the history can be sent. */
-export function cancelRound(attempt: Attempt): void {
-  for (const record of attempt.calls) {
-    if (record.state === 'done') continue;
-    const begun = record.state === 'started';
-    record.outcome =
-      begun || record.state === 'pending'
-        ? CANCELLED
-        : {
-            ok: false,
-            error: {
-              message: 'The run was cancelled before this call was approved; it was not run.',
-              kind: 'cancelled',
-            },
-          };
-    record.state = 'done';
-    attempt.event(toolCompleted(record, record.outcome, 0, record.turn));
-  }
-  closeRound(attempt);
-}
-
-/** What closes a round in the history: the results in the order of the calls, then what was deferred (R30). */
-export function closingItems(calls: readonly ToolCallRecord[], position: Position): HistoryItem[] {
-  const content: ToolResultPart[] = calls.map((record) => ({
-    type: 'tool-result',
-    toolCallId: record.toolCallId,
-    toolName: record.name,
-    output: outputOf(record.outcome ?? CANCELLED),
-  }));
-  const deferred = position.deferred.map(({ kind, item }) => reviveItem(kind, JSON.stringify(item)));
-  return content.length === 0 ? deferred : [deepFreeze({ role: 'tool', content }), ...deferred];
-}
-
-function closeRound(attempt: Attempt): void {
-  deferAppended(attempt);
-  attempt.working.history.push(...closingItems(attempt.calls, attempt.position));
-  attempt.position.deferred = [];
-  delete attempt.position.openTurn;
-  attempt.position.at = 'turn';
-  attempt.calls = [];
-}
-
-/** Where in the history something follows the response of the open round that is not its results. */
-function appendedAt({ working: { history, responses } }: Attempt): number | undefined {
-  const response = responses.at(-1);
-  const at = history.findLastIndex(
-    (item) => kindOf(item) === 'response' && (item as ModelResponse).modelCallId === response?.modelCallId,
-  );
-  return at < 0 || at === history.length - 1 ? undefined : at + 1;
-}
-
-/** Takes what onModelResponse or a tool appended after the response out of the history until the results are there (R30). */
-export function deferAppended(attempt: Attempt): boolean {
-  const at = appendedAt(attempt);
-  if (at === undefined) return false;
-  attempt.working.settleHistory();
-  const appended: HistoryItem[] = attempt.working.history.splice(at);
-  attempt.position.deferred.push(...appended.map((item) => ({ kind: kindOf(item), item })));
-  return true;
-}
-
-function failClosed(judge: () => boolean): boolean {
-  try {
-    return judge();
-  } catch {
-    return true;
-  }
-}
-
-function approvalSchema(tool: Tool): Record<string, unknown> {
-  return {
-    type: 'object',
-    properties: {
-      decision: { enum: ['approve', 'deny', 'edit', 'respond'] },
-      arguments: tool.inputSchema,
-      result: {},
-      reason: { type: 'string' },
-    },
-    required: ['decision'],
-  };
-}
-
-const OUTCOME_SCHEMA = {
-  type: 'object',
-  properties: { outcome: { enum: ['happened', 'retry', 'failed'] }, result: {} },
-  required: ['outcome'],
-};

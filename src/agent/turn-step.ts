@@ -6,6 +6,7 @@ import { type Message, type ModelResponse, renderHistory, settleMessage, without
 import { addUsage } from './model.js';
 import { callModel } from './model-call.js';
 import { withRetries } from './retries.js';
+import { deferAppended } from './round-closing.js';
 import {
   LimitExceededError,
   ModelCallError,
@@ -16,7 +17,7 @@ import {
 } from './run-errors.js';
 import { settleResponse } from './settle-response.js';
 import type { NextModelCall } from './shim.js';
-import { deferAppended, ToolRound } from './tool-round.js';
+import { ToolRound } from './tool-round.js';
 import { type ToolConfig, ToolSet } from './tool-set.js';
 import { defineTool, type Tool } from './tools.js';
 import type { TurnCore } from './turn.js';

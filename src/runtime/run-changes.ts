@@ -2,9 +2,9 @@ import { type EventInput, toolCompleted } from '../agent/events.js';
 import type { ToolCallRecord } from '../agent/journal.js';
 import { type Decision, firstPosition, type Position } from '../agent/journal.js';
 import { type HistoryItem, kindOf } from '../agent/messages.js';
+import { closingItems } from '../agent/round-closing.js';
 import { type Interruption, type RunLimits, TERMINAL_STATUSES } from '../agent/run.js';
 import { failureProblem } from '../agent/run-errors.js';
-import { closingItems } from '../agent/tool-round.js';
 import {
   InputRequiredError,
   RunActiveError,
