@@ -7,9 +7,9 @@ import type { ModelResponse } from './messages.js';
 import { approvalSchema, failClosed, OUTCOME_SCHEMA, toolAsks } from './questions.js';
 import { appendedAt, closeRound, deferAppended } from './round-closing.js';
 import type { Interruption } from './run.js';
-import { HandedOverError, RunCancelledError, RunError, ShimError } from './run-errors.js';
+import { HandedOverError, RunError, ShimError } from './run-errors.js';
 import { callsIn } from './sendable.js';
-import { argumentFaults, CANCELLED, runToolCall, toolContext, wasInterrupted } from './tool-run.js';
+import { argumentFaults, CANCELLED, runToolCall, wasInterrupted } from './tool-run.js';
 import type { ToolConfig } from './tool-set.js';
 import type { Tool, ToolOutcome } from './tools.js';
 
