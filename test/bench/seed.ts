@@ -15,8 +15,8 @@ import { join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 import SQLite from 'better-sqlite3';
 import type { Stage } from './stage.js';
-import { loadWindow } from './windows.js';
 import { ourRuns } from './stage.js';
+import { loadWindow } from './windows.js';
 
 const storeFolder = fileURLToPath(new URL('../../dist/src/store', import.meta.url));
 const FILE = 'shimline.db';

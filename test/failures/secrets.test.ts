@@ -1,7 +1,7 @@
 import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
-import { bearer, callOf, calling, type Lab } from '../server/lab.js';
+import { bearer, calling, callOf, type Lab } from '../server/lab.js';
 import { isObject, type JsonObject, listOf } from '../support/json-path.js';
 import type { Reply } from '../support/model-reply.js';
 import { type JsonAnswer } from '../support/server-process.js';

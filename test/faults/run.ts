@@ -2,7 +2,7 @@ import { writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { cancelStorm } from './cancel-storm.js';
 import { randomSequences } from './state-machine.js';
-import { sweep, type SweepResult } from './sweep.js';
+import { type SweepResult, sweep } from './sweep.js';
 
 // `npm run test:faults`: the reference run with every fault at every point, then again with a second kill during the recovery.
 // Then runs that are cancelled at random moments, and random sequences beside a model of the run.

@@ -2,7 +2,7 @@ import { join } from 'node:path';
 import { Program } from '../program.js';
 import type { Stage } from '../stage.js';
 import { median } from '../statistics.js';
-import { ratioRow, type Row } from '../table.js';
+import { type Row, ratioRow } from '../table.js';
 
 interface CommitFigures {
   readonly stepsPerSecond: number;

@@ -1,4 +1,4 @@
-import { figuresOf, type CpuProfile } from '../profile.js';
+import { type CpuProfile, figuresOf } from '../profile.js';
 import { ourRuns, type Stage } from '../stage.js';
 import { median } from '../statistics.js';
 import { type Row, valueRow } from '../table.js';

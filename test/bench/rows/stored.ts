@@ -4,7 +4,7 @@ import { Program } from '../program.js';
 import { folderWithRuns, multiply, someRunIds } from '../seed.js';
 import type { BenchServer } from '../server.js';
 import { ourRuns, type Stage } from '../stage.js';
-import { ratioRow, type Row, valueRow } from '../table.js';
+import { type Row, ratioRow, valueRow } from '../table.js';
 import { compare, loadWindow, type Side } from '../windows.js';
 
 const BUSY = 64;
