@@ -45,6 +45,8 @@ export class BenchServer {
   /** From the start of the process until it listened. */
   readonly startMs: number;
   readonly listenedAt: number;
+  /** From the start of the process until it answered `/healthz`. */
+  healthyMs = 0;
 
   private constructor(child: ChildProcess, options: Pick<BenchServer, 'url' | 'dataDir' | 'startMs' | 'listenedAt'>) {
     this.#child = child;
@@ -80,6 +82,8 @@ export class BenchServer {
     const url = await listening(child, logFile);
     const listenedAt = performance.now();
     const server = new BenchServer(child, { url, dataDir, startMs: listenedAt - startedAt, listenedAt });
+    await server.json('/healthz');
+    server.healthyMs = performance.now() - startedAt;
     for (const [name, agent] of Object.entries(AGENTS)) await server.#putAgent(name, agent);
     return server;
   }
@@ -116,8 +120,11 @@ export class BenchServer {
 async function listening(child: ChildProcess, logFile: string): Promise<string> {
   for (;;) {
     const text = readFileSync(logFile, 'utf8');
-    const url = /"url":"(http[^"]+)"/.exec(text)?.[1];
-    if (url !== undefined && text.includes('"msg":"listening"')) return url;
+    // Fastify's own line comes first: the port is open from then on.
+    const url =
+      /"msg":"Server listening at (http[^"]+)"/.exec(text)?.[1] ??
+      /"url":"(http[^"]+)","msg":"listening"/.exec(text)?.[1];
+    if (url !== undefined) return url;
     if (child.exitCode !== null) throw new Error(`the server did not start:\n${text}`);
     await sleep(5);
   }

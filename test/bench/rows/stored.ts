@@ -89,6 +89,7 @@ export async function start(stage: Stage): Promise<Row[]> {
       values: [server.startMs],
       atMost: 1000,
     }),
+    valueRow({ id: 'S.health', what: 'ms to the first answer of healthz', values: [server.healthyMs] }),
     valueRow({ id: 'S.empty', what: 'ms to listen with nothing on disk', values: [empty.startMs] }),
     valueRow({
       id: 'S.on',
