@@ -73,6 +73,8 @@ export async function buildApp({
     logController: new LogController({ disableRequestLogging: true, requestIdLogLabel: 'requestId' }),
     genReqId: newRequestId,
     bodyLimit: config.MAX_BODY_BYTES,
+    // Names of any length are answered by those who know what there is; Fastify's own limit of 100 would call them malformed.
+    routerOptions: { maxParamLength: 4096 },
     requestTimeout: REQUEST_TIMEOUT_MS,
     trustProxy: false,
     // While it closes, routes answer for themselves: Fastify's own 503 is no problem object.

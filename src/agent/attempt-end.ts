@@ -104,7 +104,8 @@ export async function cleanUp(attempt: Attempt, frame: Frame, outcome: Outcome, 
       session.namespace?.reset();
     }
   }
-  attempt.event({ type: 'agent.completed', ...placeOf(attempt, frame, depth) });
+  // An agent that is handed over has not completed: the next start goes on with it.
+  if (outcome.kind !== 'handedOver') attempt.event({ type: 'agent.completed', ...placeOf(attempt, frame, depth) });
   // A failed or stopped run keeps its last boundary (R79): what its clean-up wrote is not of it.
   if (answer === undefined && outcome.kind !== 'waiting') attempt.working.discard();
   if (failures.length === 0 || (answer === undefined && outcome.kind !== 'waiting')) return outcome;

@@ -15,7 +15,7 @@ import {
   type ToolCallRecord,
 } from './journal.js';
 import { type JsonValue, strictStringify } from './json.js';
-import type { ModelResponse } from './messages.js';
+import { type ModelResponse, mayHoldInternal, omitInternal } from './messages.js';
 import { addUsage, type ModelSource, type Usage } from './model.js';
 import { callModel, type ModelCallOptions } from './model-call.js';
 import { type RetryOptions, withRetries } from './retries.js';
@@ -314,7 +314,9 @@ export class Attempt implements AttemptPort, SessionHost {
   emit(shim: string, name: string, data: JsonValue): void {
     if (!CUSTOM_EVENT.test(name))
       throw new TypeError(`An event's name is 1 to 64 letters, digits, _ . or -, not ${JSON.stringify(name)}.`);
-    const copy = JSON.parse(strictStringify(data, 'data')) as JsonValue;
+    const json = strictStringify(data, 'data');
+    const parsed = JSON.parse(json) as JsonValue;
+    const copy = mayHoldInternal(json) ? omitInternal(parsed) : parsed;
     if (this.ended) return;
     const turn = this.turnNumber === undefined ? {} : { turn: this.turnNumber };
     if (name === 'plan.updated') this.event({ type: 'plan.updated', ...turn, shim, data: copy });

@@ -8,7 +8,7 @@ import { findCancellation, messageOf, RunCancelledError, runErrorData, ShimError
 import { type AttemptPort, ShimScope } from './scope.js';
 import { BoundShim, type Shim, type ShimTimeouts, type ToolSourceBinding } from './shim.js';
 import { ShimNamespace } from './shim-namespace.js';
-import type { RunContext } from './state-map.js';
+import type { TransientState } from './state-map.js';
 import { PreparedTurn, type TurnCore } from './turn.js';
 
 /** An agent's shim under the name that errors, events, effects and state keys use. */
@@ -48,7 +48,7 @@ export interface SessionHost {
   readonly port: AttemptPort;
   readonly clock: Clock;
   readonly effects: EffectRecorder;
-  readonly transientState: RunContext;
+  readonly transientState: TransientState;
   /** Whether the attempt may still write events. */
   readonly ended: boolean;
   readonly turnNumber: number | undefined;
@@ -155,7 +155,7 @@ export class BoundShims {
       const returned = run();
       const value = isPromise(returned) ? await this.#bounded(session, callback, returned) : returned;
       session.namespace?.flush();
-      this.#recordEffects(session.name, callback, host.effects.take(), host.clock.now() - startedAt);
+      this.#recordEffects(session.name, callback, this.#takeWrites(), host.clock.now() - startedAt);
       return value;
     } catch (error) {
       if (error instanceof RunCancelledError) throw error;
@@ -192,6 +192,15 @@ export class BoundShims {
         if (!outcome.obeyed) this.#abandon(session, callback, outcome);
         throw new RunCancelledError();
     }
+  }
+
+  /** What was written since the last look; a key that is some shim's namespace must fit that shim's schema (R20a). @throws InvalidStateError */
+  #takeWrites(): Change[] {
+    const changes = this.#host.effects.take();
+    for (const change of changes) {
+      if (change.what === 'state') this.sessions.find((each) => each.name === change.key)?.namespace?.recheck();
+    }
+    return changes;
   }
 
   #recordFailure(shim: string, callback: string, failure: ShimError): void {
@@ -233,7 +242,7 @@ export class BoundShims {
   /** Keeps what a session has written so far where no `call` does it: in the middle of a wrap and at its end. @throws InvalidStateError, NotJsonError */
   recordWrites(session: ShimSession, callback: string, ms: number): void {
     session.namespace?.flush();
-    this.#recordEffects(session.name, callback, this.#host.effects.take(), ms);
+    this.#recordEffects(session.name, callback, this.#takeWrites(), ms);
   }
 
   /** Checks and keeps what was written outside of the bounded callbacks: in wraps, in tools, by deltas (R20a). @throws ShimError phase `state` */
@@ -261,11 +270,13 @@ export class BoundShims {
     const { core, port, effects } = this.#host;
     const undoState = port.working.snapshot();
     const undoTools = core?.toolSet.snapshot();
+    const undoTransient = this.#host.transientState.snapshot();
     const modelArgs = core === undefined ? null : structuredClone(core.modelArgs);
     const gates = core?.gates.length ?? 0;
     return () => {
       undoState();
       undoTools?.();
+      undoTransient();
       if (core !== undefined) {
         if (!core.frozen) core.modelArgs = modelArgs;
         core.gates.length = gates;

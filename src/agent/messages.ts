@@ -251,6 +251,25 @@ export function withoutInternalInJson<T extends readonly unknown[]>(list: T): T 
 }
 
 /**
+ * JSON without the internal messages anywhere in it (R90): what a shim or tool puts into an event or a result may hold a history.
+ * The value itself where there is none.
+ */
+export function omitInternal(value: JsonValue): JsonValue {
+  if (typeof value !== 'object' || value === null) return value;
+  if (Array.isArray(value)) {
+    const list = value as readonly JsonValue[];
+    return list.filter((item) => !isInternalMessage(item)).map(omitInternal);
+  }
+  const entries = Object.entries(value).filter(([, child]) => child !== undefined && !isInternalMessage(child));
+  return Object.fromEntries(entries.map(([key, child]) => [key, omitInternal(child as JsonValue)]));
+}
+
+/** Whether a JSON text could hold an internal message at all: the walk is for the few that could. */
+export function mayHoldInternal(json: string): boolean {
+  return json.includes('"internal":');
+}
+
+/**
  * An item as messages, raw content as a user message (R26). Internal messages keep their mark for whoever looks at the request
  * on its way (R89); what is made of them for the provider has no metadata (R88).
  * Frozen items are rendered once, so a long conversation does not pay for its age on every turn.

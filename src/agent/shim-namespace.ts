@@ -86,6 +86,15 @@ export class ShimNamespace {
     this.#working.live.set(`${this.#shim}:version`, this.#definition.version);
   }
 
+  /** Checks what was written to the key directly, past the live object, and takes it up. @throws InvalidStateError */
+  recheck(): void {
+    const stored = this.#working.live.peek(this.#shim);
+    const json = stored === undefined ? undefined : JSON.stringify(stored);
+    if (json === this.#json) return;
+    if (stored !== undefined) this.#parse(this.#definition.schema, stored);
+    this.reset();
+  }
+
   /** Forgets the live object: the state behind it was put back. */
   reset(): void {
     this.#loaded = false;

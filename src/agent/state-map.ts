@@ -92,6 +92,15 @@ export class TransientState extends MapBase<unknown> {
   entries(): IterableIterator<[string, unknown]> {
     return this.#values.entries();
   }
+
+  /** Back to this moment when a callback's writes are undone: which keys there are and what they hold. */
+  snapshot(): () => void {
+    const saved = [...this.#values];
+    return () => {
+      this.#values.clear();
+      for (const [key, value] of saved) this.#values.set(key, value);
+    };
+  }
 }
 
 /**

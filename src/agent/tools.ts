@@ -1,7 +1,7 @@
 import { z } from 'zod';
 import { cutText, type JsonValue, strictStringify, wellFormed } from './json.js';
 import { compileJsonSchema, type JsonSchema, jsonSchemaFaults } from './json-schema.js';
-import type { ToolResultOutput } from './messages.js';
+import { mayHoldInternal, omitInternal, type ToolResultOutput } from './messages.js';
 import { messageOf } from './run-errors.js';
 import type { ShimState } from './state-map.js';
 
@@ -182,7 +182,8 @@ export function outcomeOf(returned: unknown): ToolOutcome {
   if (returned === undefined) return { ok: true, result: 'Done; the tool returned nothing.' };
   try {
     if (isContent(returned)) return { ok: true, result: cutContent(returned) };
-    const json = jsonText(returned);
+    const text = jsonText(returned);
+    const json = mayHoldInternal(text) ? JSON.stringify(omitInternal(JSON.parse(text) as JsonValue)) : text;
     return {
       ok: true,
       result: json.length > MAX_RESULT_CHARS ? cutResult(json) : wellFormed(JSON.parse(json) as JsonValue),

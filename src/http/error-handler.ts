@@ -29,7 +29,9 @@ export const errorHandler = fp(
 /** Answers what was thrown. Two readers, two texts: a 5xx says nothing of its cause, the log says all. */
 export function answerError(thrown: unknown, request: FastifyRequest, reply: FastifyReply): FastifyReply {
   const error = toAppError(thrown);
-  if (error.status >= 500) request.log.error({ err: error.cause ?? error, code: error.code }, 'request failed');
+  // A server that drains or waits for its storage refuses on purpose; its own log lines say why.
+  const refusal = error.status < 500 || (error.status === 503 && error.cause === undefined);
+  if (!refusal) request.log.error({ err: error.cause ?? error, code: error.code }, 'request failed');
   else request.log.info({ code: error.code, status: error.status }, 'request refused');
   return sendProblem(reply, error);
 }

@@ -18,6 +18,10 @@ const HEARTBEAT_MS = 15_000;
 const SWEEP_MS = 1000;
 /** What a reader that does not read may miss before it is dropped; it can come back with its cursor. */
 const MAX_BACKLOG_CHARS = 1_048_576;
+/** What is written at once at most, so that a socket that takes nothing holds no more than this. */
+const MAX_WRITE_CHARS = 262_144;
+/** How long a reader may take nothing while more than the backlog waits for it. */
+const PATIENCE_MS = 5000;
 /** How long a socket may take nothing at all. */
 const STALL_MS = 60_000;
 
@@ -140,6 +144,10 @@ class EventStream {
 
   #send(batch: EventBatch): void {
     const { text, count, ended } = framesOf(batch, this.#options.endsAt);
+    if (text.length > MAX_WRITE_CHARS && batch.lines.length > 1) {
+      this.#sendPieces(batch);
+      return;
+    }
     this.#cursor += count;
     this.#write(text);
     // An earlier attempt's end is in the middle of the log: the run is over only where nothing follows.
@@ -150,6 +158,16 @@ class EventStream {
       this.finish();
   }
 
+  /** A batch that is too big for one write goes in pieces, each after the socket has taken the one before. */
+  #sendPieces(batch: EventBatch): void {
+    const half = Math.ceil(batch.lines.length / 2);
+    this.#send({ firstSeq: batch.firstSeq, lines: batch.lines.slice(0, half) });
+    if (this.#over) return;
+    const rest = { firstSeq: batch.firstSeq + half, lines: batch.lines.slice(half) };
+    if (this.#blockedSince === undefined) this.#send(rest);
+    else this.#backlog += sizeOf(rest);
+  }
+
   #write(text: string): void {
     this.#lastWriteMs = Date.now();
     if (!this.#raw.write(text)) this.#blockedSince ??= Date.now();
@@ -158,7 +176,8 @@ class EventStream {
   /** Once a second: a heartbeat where nothing was written, an end to a socket that takes nothing. */
   tick(nowMs: number): void {
     if (this.#blockedSince !== undefined) {
-      if (nowMs - this.#blockedSince > STALL_MS) this.#drop();
+      const blockedMs = nowMs - this.#blockedSince;
+      if (blockedMs > STALL_MS || (blockedMs > PATIENCE_MS && this.#backlog > MAX_BACKLOG_CHARS)) this.#drop();
     } else if (nowMs - this.#lastWriteMs >= HEARTBEAT_MS) this.#write(HEARTBEAT);
   }
 

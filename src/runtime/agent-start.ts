@@ -1,3 +1,4 @@
+import { statSync } from 'node:fs';
 import { basename, extname } from 'node:path';
 import type { ModelSource } from '../agent/model.js';
 import type { Logger } from '../agent/tools.js';
@@ -24,6 +25,9 @@ export async function loadAgents(options: {
 }): Promise<void> {
   const { agents, shims, models, folder, log } = options;
   if (folder !== undefined) {
+    if (statSync(folder, { throwIfNoEntry: false })?.isDirectory() !== true) {
+      throw new Error(`AGENTS_DIR: ${folder} is no folder.`);
+    }
     const names = new Set(agents.list().map((agent) => agent.descriptor.name));
     const files = await readAgentFiles(folder, { shims, models, agents: (name) => names.has(name) });
     for (const fault of files.faults)

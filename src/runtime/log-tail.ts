@@ -4,6 +4,8 @@ import { typeOfLine } from './event-log.js';
 export const TAIL_ROWS = 256;
 
 interface TailEvent {
+  readonly at?: string;
+  readonly model?: string;
   readonly modelCallId?: string;
   readonly replaces?: string;
   readonly kind?: string;
@@ -62,3 +64,29 @@ const BOUNDARIES = new Set([
   'run.created',
   'run.waiting',
 ]);
+
+/**
+ * What a cancel that a crash overtook had found: when it was asked for, and the model call that was open then.
+ * @param bodies the newest rows of the log, newest first
+ */
+export function interruptedCancel(bodies: readonly string[]): {
+  readonly requestedAt: string | undefined;
+  readonly model: { readonly id: string; readonly name: string } | undefined;
+} {
+  let requestedAt: string | undefined;
+  for (const body of bodies) {
+    for (const line of body.split('\n').toReversed()) {
+      if (ofChild(line)) continue;
+      const type = typeOfLine(line);
+      const {
+        at,
+        modelCallId = '',
+        model = '',
+      } = type === 'run.cancelling' || type === 'model.started' ? (JSON.parse(line) as TailEvent) : {};
+      if (type === 'run.cancelling') requestedAt = at;
+      else if (type === 'model.started') return { requestedAt, model: { id: modelCallId, name: model } };
+      else if (BOUNDARIES.has(type)) return { requestedAt, model: undefined };
+    }
+  }
+  return { requestedAt, model: undefined };
+}

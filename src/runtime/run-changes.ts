@@ -3,7 +3,7 @@ import type { ToolCallRecord } from '../agent/journal.js';
 import { type Decision, firstPosition, type Position } from '../agent/journal.js';
 import { type HistoryItem, kindOf } from '../agent/messages.js';
 import { closingItems } from '../agent/round-closing.js';
-import { type Interruption, type RunLimits, TERMINAL_STATUSES } from '../agent/run.js';
+import { type InFlight, type Interruption, type RunLimits, TERMINAL_STATUSES } from '../agent/run.js';
 import { failureProblem } from '../agent/run-errors.js';
 import {
   InputRequiredError,
@@ -18,7 +18,7 @@ import {
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { ResumeRun } from './agent-runtime.js';
-import { partialText, TAIL_ROWS } from './log-tail.js';
+import { interruptedCancel, partialText, TAIL_ROWS } from './log-tail.js';
 import { eventLine } from './run-journal.js';
 
 /** Events that a change wrote outside an attempt, to be published after its commit. */
@@ -184,14 +184,10 @@ export class RunChanges {
     const nowMs = this.#now();
     const position = this.#store.position(n);
     const events: EventInput[] = announce ? [{ type: 'run.cancelling' }] : [];
-    const inFlight: {
-      kind: 'tool';
-      name: string;
-      id: string;
-      obeyed: boolean;
-      ms: number;
-      sideEffects: 'none' | 'unknown';
-    }[] = [];
+    const tail = this.#store.lastEventBodies(n, TAIL_ROWS);
+    const found = announce ? undefined : interruptedCancel(tail);
+    const inFlight: InFlight[] =
+      found?.model === undefined ? [] : [{ kind: 'model', ...found.model, obeyed: false, ms: 0, sideEffects: 'none' }];
     if (position.at === 'tools') {
       const calls = this.#store.calls(n);
       for (const call of calls) {
@@ -223,8 +219,9 @@ export class RunChanges {
       this.#store.putPosition(n, { ...position, at: 'turn', deferred: [] });
     }
     this.#store.dropEphemeral(n);
-    const cancellation = { requestedAt: new Date(nowMs).toISOString(), inFlight, cleanupMs: 0 };
-    const partialOutput = partialText(this.#store.lastEventBodies(n, TAIL_ROWS));
+    const requestedAt = found?.requestedAt ?? new Date(nowMs).toISOString();
+    const cancellation = { requestedAt, inFlight, cleanupMs: nowMs - Date.parse(requestedAt) };
+    const partialOutput = partialText(tail);
     events.push({ type: 'run.cancelled', cancellation, partialOutput });
     const lines = events.map((event) => eventLine(event, row, nowMs));
     const lastSeq = this.#store.addEvents(n, lines, nowMs);

@@ -6,7 +6,7 @@ export type Point =
 
 const event = (type: string, nth = 1): Point => ({ kind: 'event', type, nth });
 
-export const POINTS: readonly Point[] = [
+const POINTS: readonly Point[] = [
   event('run.created'),
   event('run.started'),
   event('turn.started'),

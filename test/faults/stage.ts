@@ -63,7 +63,7 @@ export interface Stage {
   close(): Promise<void>;
 }
 
-export const IDLE_TIMEOUT_MS = 1500;
+const IDLE_TIMEOUT_MS = 1500;
 
 export async function startStage(): Promise<Stage> {
   const noDisk = whyNoSmallDisk();
