@@ -27,6 +27,12 @@ function refused(env: Record<string, string>): { readonly status: number | null;
 }
 
 describe('a bad value stops the start', () => {
+  it('an AGENTS_DIR that is no folder among them: a server without its agents is not what was asked for', () => {
+    const { status, lines } = refused({ AGENTS_DIR: '/not/there' });
+    expect(status).toBe(1);
+    expect(lines.join(' ')).toContain('AGENTS_DIR: /not/there is no folder');
+  });
+
   it('with one clear line for each fault, and shows no secret', () => {
     const { status, lines } = refused({
       PORT: '80x',
@@ -140,7 +146,7 @@ describe('SHIMS_DIR', () => {
 
 describe('model settings', () => {
   it('MODEL_IDLE_TIMEOUT_MS and MODEL_MAX_RETRIES: silence is retried as a marked call, then fails with its code', async () => {
-    const lab = await startLab({ env: { MODEL_IDLE_TIMEOUT_MS: '300', MODEL_MAX_RETRIES: '1' } });
+    const lab = await startLab({ env: { MODEL_IDLE_TIMEOUT_MS: '1500', MODEL_MAX_RETRIES: '1' } });
     const silent = { text: ['said ', 'x'], cut: { after: 'half-text', how: 'stall' } } as const;
     lab.model.script(silent, { text: 'second try' });
     const run = await runToEnd(lab, {});
