@@ -80,6 +80,7 @@ describe('failure R01 a denied call is not run', () => {
       expect(effects(n)).toBe(0);
       expect(toolResultsOf(lab.model.requests.at(-1)!)[0]?.text).toContain('too dear');
       writeFileSync(shimFile, shim);
+      if (when === 'after the shim was loaded anew without it') await lab.server.restart();
     },
   );
 });

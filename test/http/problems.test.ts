@@ -26,7 +26,7 @@ it.each([
   ['a path that cannot be decoded', { method: 'GET', url: '/v1/runs/%E0%A4%A' }, 400, 'malformed_request'],
   [
     'a path parameter of unreasonable length',
-    { method: 'GET', url: `/v1/runs/${'x'.repeat(2000)}` },
+    { method: 'GET', url: `/v1/runs/${'x'.repeat(8000)}` },
     400,
     'malformed_request',
   ],
