@@ -55,6 +55,17 @@ if (unknown.length > 0)
 
 const stage = new Stage(values.smoke ? SMOKE : FULL);
 const rows: Row[] = [];
+let over = false;
+// A bench that was killed, or that waits for nothing, must not look like one that has told all.
+process.once('exit', (code) => {
+  if (!over) process.stderr.write(`The bench ended too early, with ${code}.\n`);
+});
+for (const signal of ['SIGTERM', 'SIGINT', 'SIGHUP'] as const) {
+  process.once(signal, () => {
+    process.stderr.write(`The bench got ${signal}.\n`);
+    process.exit(1);
+  });
+}
 try {
   for (const [name, measure] of Object.entries(ROWS)) {
     if (!wanted.includes(name)) continue;
@@ -66,5 +77,6 @@ try {
 } finally {
   await stage.close();
 }
+over = true;
 if (rows.length > 0) process.stdout.write(`${tableOf(rows)}\n`);
 if (values.json !== undefined) writeFileSync(values.json, `${JSON.stringify({ rows }, undefined, 2)}\n`);

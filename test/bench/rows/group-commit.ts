@@ -24,7 +24,7 @@ export async function groupCommit(stage: Stage): Promise<Row[]> {
     for (const workUs of WORK_US) {
       for (const concurrency of [1, 16, 256]) {
         const at = async (by: 'main' | 'worker'): Promise<CommitFigures> =>
-          program.ask('measure', { by, concurrency, ms: windowMs / 4, workUs });
+          program.ask('measure', { by, concurrency, ms: windowMs / 8, workUs });
         await at('main');
         await at('worker');
         const pairs: { main: CommitFigures; worker: CommitFigures }[] = [];
