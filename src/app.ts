@@ -165,8 +165,10 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
   const views = new RunViews({ reader, store, eventLog });
   const now = (): number => systemClock.now();
   const models = modelRegistry(config);
+  const builtIn = fileURLToPath(new URL('../shims', import.meta.url));
   const shims = new ShimLoader({
-    folders: [fileURLToPath(new URL('../shims', import.meta.url)), resolve(config.SHIMS_DIR)],
+    folders: [builtIn, resolve(config.SHIMS_DIR)],
+    builtIn,
     watch: config.SHIMS_WATCH,
     entryUrl: new URL(import.meta.url.endsWith('.ts') ? './shims.ts' : './shims.js', import.meta.url),
     log,

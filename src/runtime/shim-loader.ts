@@ -1,4 +1,4 @@
-import { dirname, resolve } from 'node:path';
+import { dirname, extname, resolve } from 'node:path';
 import { systemClock, within } from '../agent/clock.js';
 import { messageOf } from '../agent/run-errors.js';
 import { Shim } from '../agent/shim.js';
@@ -6,7 +6,7 @@ import type { Logger } from '../agent/tools.js';
 import { type LoadedShim, loadedShim } from './shim-definition.js';
 import { type ShimFault, ShimFileError, shownPath } from './shim-fault.js';
 import { foldersIn, hashShim, listShimFiles, nearestFolder, realPathOf, type ShimFile, stemOf } from './shim-files.js';
-import { evaluateShimFile, lineOf, SHIMS_ENTRY } from './shim-module.js';
+import { evaluateShimFile, importShimFile, lineOf, SHIMS_ENTRY } from './shim-module.js';
 import { FolderWatcher } from './shim-watcher.js';
 
 /** What `GET /v1/shims` tells of one shim, or of a file that gave none. Files are named as `shownPath` shows them. */
@@ -36,6 +36,8 @@ export interface ShimSource {
 export interface ShimLoaderOptions {
   /** Built-in first; a later folder's shim takes the place of an earlier one's of the same name. A folder that is missing is fine. */
   readonly folders: readonly string[];
+  /** The one of `folders` that does not change while the server runs: its compiled files are imported natively, once. */
+  readonly builtIn?: string;
   /** Whether changes in the folders are picked up while running (R117). */
   readonly watch: boolean;
   /** URL of the module that `shimline/shims` is: our own `shims.ts` or `shims.js`. */
@@ -47,9 +49,13 @@ export interface ShimLoaderOptions {
   readonly importTimeoutMs?: number;
 }
 
-/** One shim file with what serves from it and what is wrong with it. */
-interface Entry extends ShimFile {
+/** A shim file and which of the folders it was found in. */
+interface Examinable extends ShimFile {
   readonly folderIndex: number;
+}
+
+/** One shim file with what serves from it and what is wrong with it. */
+interface Entry extends Examinable {
   readonly current: LoadedShim | undefined;
   readonly fault: ShimFault | undefined;
   /** Files that the last attempt read, and their hash: as long as it is the same, nothing is loaded again. */
@@ -171,9 +177,9 @@ export class ShimLoader implements ShimSource {
     return folders;
   }
 
-  async #findFiles(): Promise<(ShimFile & { readonly folderIndex: number })[]> {
+  async #findFiles(): Promise<Examinable[]> {
     const seen = new Set<string>();
-    const found: (ShimFile & { readonly folderIndex: number })[] = [];
+    const found: Examinable[] = [];
     for (const [folderIndex, folder] of this.#options.folders.entries()) {
       const path = resolve(folder);
       const real = await realPathOf(path);
@@ -185,10 +191,12 @@ export class ShimLoader implements ShimSource {
   }
 
   async #examine(
-    file: ShimFile & { readonly folderIndex: number },
+    file: Examinable,
     entryModule: Readonly<Record<string, unknown>>,
   ): Promise<Examined> {
     const known = this.#entries.get(file.file);
+    const isNative = this.#isNative(file);
+    if (known !== undefined && isNative) return { entry: known, fresh: undefined };
     if (
       known !== undefined &&
       (known.fault === undefined || !known.retry) &&
@@ -198,7 +206,10 @@ export class ShimLoader implements ShimSource {
     }
     const sources = new Map<string, string>();
     const timeoutMs = this.#options.importTimeoutMs ?? IMPORT_TIMEOUT_MS;
-    const outcome = await within(evaluateShimFile(file.file, entryModule, sources), {
+    const evaluated = isNative
+      ? importShimFile(file.file, sources)
+      : evaluateShimFile(file.file, entryModule, sources);
+    const outcome = await within(evaluated, {
       clock: systemClock,
       timeoutMs,
       graceMs: 0,
@@ -222,6 +233,10 @@ export class ShimLoader implements ShimSource {
     } catch (error) {
       return { entry: { ...entry, fault: faultOf(error, sources.get(file.file) ?? '') }, fresh: undefined };
     }
+  }
+
+  #isNative({ file, folderIndex }: Examinable): boolean {
+    return this.#options.folders[folderIndex] === this.#options.builtIn && extname(file) === '.js';
   }
 
   /** Logs what is other than before; false when nothing is. */

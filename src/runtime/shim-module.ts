@@ -3,7 +3,7 @@ import { createRequire, isBuiltin } from 'node:module';
 import { dirname, extname, join, resolve, sep } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { Script } from 'node:vm';
-import { createJiti } from 'jiti';
+import type { Jiti } from 'jiti';
 import { ShimFileError, shownPath } from './shim-fault.js';
 
 /** The only specifier of ours that a shim imports. */
@@ -35,8 +35,30 @@ interface ModuleRecord {
   readonly done: Promise<void>;
 }
 
-const jiti = createJiti(import.meta.url, { fsCache: false, moduleCache: false });
+let compiler: Promise<Jiti> | undefined;
+
+/** Loaded with the first shim that needs it: the package's own are compiled already, and a start should not wait for it. */
+async function loadCompiler(): Promise<Jiti> {
+  compiler ??= import('jiti').then(({ createJiti }) =>
+    createJiti(import.meta.url, { fsCache: false, moduleCache: false }),
+  );
+  return compiler;
+}
+
 const PARAMETERS = 'exports, require, module, __filename, __dirname, jitiImport, jitiESMResolve';
+
+/**
+ * Gives a compiled shim of the package to Node's own `import()`: the quickest way, for a file that stays what it is.
+ * @throws ShimFileError with the line, for a file that cannot be evaluated
+ */
+export async function importShimFile(file: string, sources: Map<string, string>): Promise<LoadedModule> {
+  try {
+    sources.set(file, await readFile(file, 'utf8'));
+    return { exports: (await importNative(pathToFileURL(file).href)) as Exports, sources };
+  } catch (error) {
+    throw located(error, file, sources);
+  }
+}
 
 /**
  * Evaluates a shim file and the files that it imports by a relative path. Each call starts from nothing, and nothing of it stays
@@ -51,7 +73,7 @@ export async function evaluateShimFile(
   entry: Readonly<Exports>,
   sources = new Map<string, string>(),
 ): Promise<LoadedModule> {
-  const graph = new ModuleGraph(entry, sources);
+  const graph = new ModuleGraph(entry, sources, await loadCompiler());
   try {
     return { exports: await graph.load(file, new Set()), sources };
   } catch (error) {
@@ -62,11 +84,13 @@ export async function evaluateShimFile(
 class ModuleGraph {
   readonly #entry: Readonly<Exports>;
   readonly #sources: Map<string, string>;
+  readonly #jiti: Jiti;
   readonly #records = new Map<string, ModuleRecord>();
 
-  constructor(entry: Readonly<Exports>, sources: Map<string, string>) {
+  constructor(entry: Readonly<Exports>, sources: Map<string, string>, jiti: Jiti) {
     this.#entry = strictNamespace(entry);
     this.#sources = sources;
+    this.#jiti = jiti;
   }
 
   /** @param importers the files on the way here: one of them is a cycle, which gets what is there already, as in Node's CommonJS */
@@ -92,13 +116,13 @@ class ModuleGraph {
       return;
     }
     const isCommonJs = extension === '.cjs';
-    const code = isCommonJs ? source.replace(/^#!/, '//') : compile(source, file);
+    const code = isCommonJs ? source.replace(/^#!/, '//') : compile(this.#jiti, source, file);
     const head = `(${isCommonJs ? '' : 'async '}function (${PARAMETERS}) { `;
     const script = new Script(`${head}${code}\n})`, { filename: file, columnOffset: -head.length });
     const body = script.runInThisContext() as ModuleBody;
     const jitiImport: JitiImport = (specifier) => this.#import(specifier, file, importers);
     const jitiResolve = (specifier: string): string =>
-      resolvePackage(specifier, file) ?? new URL(specifier, pathToFileURL(file)).href;
+      this.#resolvePackage(specifier, file) ?? new URL(specifier, pathToFileURL(file)).href;
     await body.call(
       undefined,
       module.exports,
@@ -132,9 +156,13 @@ class ModuleGraph {
         return this.load(file, importers);
       return importNative(pathToFileURL(file).href);
     }
-    const url = resolvePackage(specifier, from);
+    const url = this.#resolvePackage(specifier, from);
     if (url === undefined) throw this.#unresolved(specifier, from, `there is no package "${specifier}" to import here`);
     return importNative(url);
+  }
+
+  #resolvePackage(specifier: string, from: string): string | undefined {
+    return this.#jiti.esmResolve(specifier, { parentURL: pathToFileURL(from), try: true });
   }
 
   #unresolved(specifier: string, from: string, what: string): ShimFileError {
@@ -158,7 +186,7 @@ function strictNamespace(entry: Readonly<Exports>): Readonly<Exports> {
   });
 }
 
-function compile(source: string, file: string): string {
+function compile(jiti: Jiti, source: string, file: string): string {
   const { transform } = jiti.options;
   if (transform === undefined) throw new TypeError('jiti has no transform.');
   const typed = file.endsWith('ts');
@@ -196,10 +224,6 @@ async function sourceFile(path: string): Promise<string | undefined> {
     if (found?.isFile() === true) return candidate;
   }
   return undefined;
-}
-
-function resolvePackage(specifier: string, from: string): string | undefined {
-  return jiti.esmResolve(specifier, { parentURL: pathToFileURL(from), try: true });
 }
 
 async function importNative(specifier: string): Promise<unknown> {
