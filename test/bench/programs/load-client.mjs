@@ -1,6 +1,8 @@
 // The clients, all in one process: raw sockets, as little work per byte as can be, so that the server under test is the one
 // that is busy. A command comes from the bench, its result goes back under the same number.
+import { once } from 'node:events';
 import { Socket } from 'node:net';
+import { setTimeout as sleep } from 'node:timers/promises';
 import { onCommands, tell } from './parent.mjs';
 
 const HEAD_END = Buffer.from('\r\n\r\n');
@@ -25,6 +27,13 @@ class Line {
     exchange.begin();
     if (this.#socket === undefined) this.#connect();
     this.#socket.write(bytes);
+  }
+
+  /** Connects, unless it is connected. */
+  async connected() {
+    if (this.#socket !== undefined) return;
+    this.#connect();
+    await once(this.#socket, 'connect');
   }
 
   close() {
@@ -203,6 +212,23 @@ function targetOf(url) {
   return { host: hostname, port: Number(port) };
 }
 
+/** Connections by server, kept from one load to the next, as clients keep theirs. */
+const kept = new Map();
+
+/**
+ * As many connections as asked for, all of them accepted: a busy Node server accepts one in each turn of its event loop, so that
+ * a crowd that comes at once is let in over seconds, and a window would measure that.
+ */
+async function linesTo(url, count) {
+  const lines = kept.get(url) ?? [];
+  kept.set(url, lines);
+  const before = lines.length;
+  while (lines.length < count) lines.push(new Line(targetOf(url)));
+  await Promise.all(lines.slice(0, count).map((line) => line.connected()));
+  if (lines.length > before) await sleep(100);
+  return lines.slice(0, count);
+}
+
 /**
  * Keeps `concurrency` requests under way for `ms`, or until every line has sent `each`, and lets the last ones end. The n-th
  * line sends the n-th request, then that which is as many further on as there are lines, and so on around.
@@ -215,7 +241,7 @@ async function load({
   each = Number.POSITIVE_INFINITY,
   mark,
 }) {
-  const target = targetOf(url);
+  const lines = await linesTo(url, concurrency);
   const encoded = requests.map(bytesOf);
   const firsts = [];
   const faults = {};
@@ -223,13 +249,11 @@ async function load({
   const startedAt = performance.now();
   const until = startedAt + ms;
   await Promise.all(
-    Array.from({ length: concurrency }, async (_, index) => {
-      const line = new Line(target);
+    lines.map(async (line, index) => {
       let begun = 0;
       await new Promise((resolve) => {
         const next = () => {
           if (begun >= each || performance.now() >= until) {
-            line.close();
             resolve();
             return;
           }

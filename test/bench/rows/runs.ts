@@ -93,14 +93,19 @@ export async function p3(stage: Stage): Promise<Row[]> {
   return [...rows, ratioRow({ id: 'P3.flat', what: 'runs/s at 256 / runs/s at 64', rounds: flat, atLeast: 0.95 })];
 }
 
-/** Time to the first event. */
+/** Time to the first event. The floor's p99 has stragglers that the median has not, so both are told. */
 export async function p4(stage: Stage): Promise<Row[]> {
   const pairs = await plainPairs(stage);
-  const rounds = pairs.map(({ ours, ceiling }) => ({
-    value: quantile(ours.firsts, 0.99),
-    ceiling: quantile(ceiling.firsts, 0.99),
-  }));
-  return [ratioRow({ id: 'P4', what: 'ms to the first event, p99 at 64 / F2', rounds, atMost: 2 })];
+  const at = (share: number): { value: number; ceiling: number }[] =>
+    pairs.map(({ ours, ceiling }) => ({
+      value: quantile(ours.firsts, share),
+      ceiling: quantile(ceiling.firsts, share),
+    }));
+  return [
+    ratioRow({ id: 'P4', what: `ms to the first event, p99 at ${BUSY} / F2`, rounds: at(0.99), atMost: 2 }),
+    ratioRow({ id: 'P4.p90', what: 'the same, p90', rounds: at(0.9) }),
+    ratioRow({ id: 'P4.p50', what: 'the same, median', rounds: at(0.5) }),
+  ];
 }
 
 /** What an fsync costs when it is shared. */
