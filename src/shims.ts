@@ -19,6 +19,7 @@ export type {
   FilePart,
   HistoryItem,
   InternalMark,
+  ItemKind,
   Message,
   ModelResponse,
   ReasoningPart,
@@ -30,7 +31,7 @@ export type {
   ToolResultPart,
   UserMessage,
 } from './agent/messages.js';
-export { internalMessage, isInternalMessage, textOf } from './agent/messages.js';
+export { internalMessage, isInternalMessage, kindOf, renderItem, textOf } from './agent/messages.js';
 export type { FinishReason, Usage } from './agent/model.js';
 export type { RunLimits } from './agent/run.js';
 export type { RunErrorCode } from './agent/run-errors.js';

@@ -140,6 +140,7 @@ const contentObjects = new WeakSet<object>();
 
 const ROLES = new Set<unknown>(['system', 'user', 'assistant', 'tool']);
 
+/** Which kind a history item is of. An object that came over HTTP is `message` or `content`, whatever else it looks like (R95). */
 export function kindOf(item: HistoryItem): ItemKind {
   if (typeof item !== 'object' || item === null || Array.isArray(item) || contentObjects.has(item)) return 'content';
   const fields = item as Record<string, unknown>;

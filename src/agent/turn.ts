@@ -23,6 +23,12 @@ export interface ApprovalGate {
   readonly expiresInMs: number | undefined;
 }
 
+/** What `selectTools` asked for. */
+export interface ToolSelection {
+  readonly shim: string;
+  readonly select: (tools: readonly Tool[]) => readonly Tool[] | Promise<readonly Tool[]>;
+}
+
 /** What all shims' views of one turn share. */
 export interface TurnCore {
   readonly working: WorkingState;
@@ -31,6 +37,7 @@ export interface TurnCore {
   readonly runTurn: number;
   readonly isFirstForThisAgent: boolean;
   readonly gates: ApprovalGate[];
+  readonly selections: ToolSelection[];
   /** Which shim contributed a tool, by the tool's name; effects of its calls are that shim's. */
   readonly owners: Map<string, string>;
   modelArgs: Record<string, unknown> | null;
@@ -130,6 +137,17 @@ export class PreparedTurn implements RunScope {
     this.#core.toolSet.exclude(typeof names === 'string' ? [names] : names);
   }
 
+  /**
+   * Has a word on this turn's tools when all shims have prepared it: `select` gets those that are left, whoever contributed them
+   * and whether before or after this shim, and returns those that stay, in the order in which the model gets them. It hides and
+   * sorts; it cannot add. A model that calls a hidden one is told so (R45).
+   */
+  selectTools(select: ToolSelection['select']): void {
+    this.#assertOpen();
+    if (this.#core.frozen) throw new TypeError('The tools of this turn are frozen: they were rendered into the request.');
+    this.#core.selections.push({ shim: this.#scope.shim, select });
+  }
+
   /** Makes calls of this turn wait for a person, whoever contributed the tool. A predicate that throws counts as yes. */
   requireApproval(
     which: string | Iterable<string> | ((call: GatedCall) => boolean),
@@ -163,6 +181,11 @@ export class PreparedTurn implements RunScope {
   /** True once per conversation and agent, also after a handoff (R15). */
   get isFirstForThisAgent(): boolean {
     return this.#core.isFirstForThisAgent;
+  }
+
+  /** True where the tools and gates of a round are only rebuilt (R79a): what is written to the state now is discarded, so do nothing costly. */
+  get isRebuilt(): boolean {
+    return this.#core.rebuilt;
   }
 
   get runId(): string {
