@@ -273,6 +273,7 @@ export class BoundShims {
     const undoTransient = this.#host.transientState.snapshot();
     const modelArgs = core === undefined ? null : structuredClone(core.modelArgs);
     const gates = core?.gates.length ?? 0;
+    const selections = core?.selections.length ?? 0;
     return () => {
       undoState();
       undoTools?.();
@@ -280,6 +281,7 @@ export class BoundShims {
       if (core !== undefined) {
         if (!core.frozen) core.modelArgs = modelArgs;
         core.gates.length = gates;
+        core.selections.length = selections;
       }
       for (const session of this.sessions) session.namespace?.reset();
       effects.rebase(core);

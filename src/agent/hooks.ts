@@ -29,6 +29,15 @@ export interface ModelRequest {
   readonly tools: ToolConfig | null;
   readonly modelArgs: Readonly<Record<string, unknown>> | null;
   readonly output?: Readonly<Record<string, unknown>> | undefined;
+  /** How often and how patiently a passing failure of this call is tried again; what is left out is as the server has it. */
+  readonly retry?: ModelRetry | undefined;
+}
+
+export interface ModelRetry {
+  /** Further tries. */
+  readonly maxRetries?: number | undefined;
+  /** A provider that asks for a longer pause than this, in milliseconds, is not waited for: the call fails at once. */
+  readonly longestPauseMs?: number | undefined;
 }
 
 /** What a completed run comes to. */

@@ -213,7 +213,7 @@ function afterRound(result: RoundResult): Step {
 /** A turn that is entered again inside its tool round: prepareTurn only rebuilds the tools and gates (R79a). */
 async function reenterRound(attempt: Attempt, frame: Frame): Promise<Step> {
   const core = await prepareTurn(attempt, frame, true);
-  const round = new ToolRound(attempt, frame, visibleTools(attempt, core, false, new Map()));
+  const round = new ToolRound(attempt, frame, await visibleTools(attempt, frame, core, false, new Map()));
   core.frozen = true;
   await round.reopen();
   const result = await round.run();

@@ -226,7 +226,7 @@ function callOptions(
     const given = (options.providerOptions ?? {}) as Record<string, Record<string, unknown>>;
     options.providerOptions = { ...given, [provider]: { ...own, ...given[provider] } };
   }
-  if (request.tools !== null) Object.assign(options, toolOptions(request.tools));
+  if (request.tools !== null) Object.assign(options, toolOptions(request.tools, handle.promptRules));
   if (request.output !== undefined && enforcesSchema(handle, request.output))
     options.responseFormat = { type: 'json', schema: request.output, name: 'answer' };
   return options as unknown as LanguageModelV3CallOptions;
@@ -239,13 +239,18 @@ function enforcesSchema(handle: ModelHandle, schema: Readonly<Record<string, unk
 
 const functionTools = new WeakMap<object, unknown>();
 
-function toolOptions(config: ToolConfig): Record<string, unknown> {
+function toolOptions(config: ToolConfig, rules: PromptRules | undefined): Record<string, unknown> {
   const tools = config.tools.map((tool) => {
     const known = functionTools.get(tool);
     if (known !== undefined) return known;
-    const made = { type: 'function', name: tool.name, description: tool.description, inputSchema: tool.inputSchema };
-    functionTools.set(tool, made);
-    return made;
+    const { name, description, inputSchema, providerOptions } = tool;
+    const made = { type: 'function', name, description, inputSchema };
+    if (providerOptions === undefined) {
+      functionTools.set(tool, made);
+      return made;
+    }
+    const own = rules === undefined ? providerOptions : rules.ownOptions(providerOptions);
+    return own === undefined ? made : { ...made, providerOptions: own };
   });
   const { toolChoice } = config;
   if (toolChoice === undefined) return { tools };

@@ -71,6 +71,20 @@ export class ToolSet {
     this.#applyExclusions();
   }
 
+  /** What exclusions have left so far. */
+  get left(): readonly Tool[] {
+    this.#applyExclusions();
+    return Object.freeze([...(this.#config?.tools ?? [])]);
+  }
+
+  /** Keeps those of the tools that are in the list, in its order; what else is in it is none of this turn's. */
+  select(tools: readonly Tool[]): void {
+    this.#change();
+    if (this.#config === null) return;
+    const present = new Set(this.#config.tools);
+    this.#config = { ...this.#config, tools: tools.filter((tool) => present.delete(tool)) };
+  }
+
   #applyExclusions(): void {
     if (this.#config === null) return;
     this.#config = { ...this.#config, tools: this.#config.tools.filter((tool) => !this.#excluded.has(tool.name)) };

@@ -2,6 +2,7 @@ import { z } from 'zod';
 import { cutText, type JsonValue, strictStringify, wellFormed } from './json.js';
 import { compileJsonSchema, type JsonSchema, jsonSchemaFaults } from './json-schema.js';
 import { mayHoldInternal, omitInternal, type ToolResultOutput } from './messages.js';
+import type { ProviderOptions } from './model.js';
 import { messageOf } from './run-errors.js';
 import type { ShimState } from './state-map.js';
 
@@ -26,6 +27,8 @@ export interface ToolContext {
   readonly idempotencyKey: string;
   readonly signal: AbortSignal;
   readonly log: Logger;
+  /** Whether a person approved (or edited) this very call, whoever asked for it; also after a restart. */
+  readonly approved: boolean;
   /** Streams something to watchers as `tool.progress`. */
   progress(data: JsonValue): void;
   /** Read-only live view: a write throws `TypeError`. */
@@ -70,6 +73,8 @@ export interface Tool {
   readonly onCrash: OnCrash;
   readonly timeoutMs: number | undefined;
   readonly maxRetries: number | undefined;
+  /** Options for one provider each, as a message has them. */
+  readonly providerOptions?: ProviderOptions | undefined;
   /** The agent that a call of this tool hands the conversation to; only the core makes such tools. */
   readonly handoffTo?: string;
   /** Whether a person must approve this call. A throw counts as yes. */
@@ -93,6 +98,8 @@ export interface ToolDefinition<P> {
   readonly timeoutMs?: number;
   /** Further tries after a failure, only where the author says so; wins over the agent's `toolCallMaxRetries`. */
   readonly maxRetries?: number;
+  /** Options for one provider each, by its key: `{ anthropic: { … } }`; the others do not get them. */
+  readonly providerOptions?: ProviderOptions;
   /** Returns a string, JSON, or content parts; a throw or `toolFailure(…)` is an error result for the model. */
   execute(args: ToolArguments<P>, context: ToolContext): Awaitable<unknown>;
 }
@@ -117,6 +124,7 @@ export function defineTool<const P extends z.ZodType | JsonSchema>(definition: T
     onCrash: definition.onCrash ?? 'unknown',
     timeoutMs: definition.timeoutMs,
     maxRetries: definition.maxRetries,
+    ...(definition.providerOptions === undefined ? {} : { providerOptions: definition.providerOptions }),
     needsApproval: (args, context) =>
       typeof needsApproval === 'boolean' ? needsApproval : needsApproval(args as ToolArguments<P>, context),
     parse: (args) => parseArguments(parameters, args),

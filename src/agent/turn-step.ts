@@ -1,5 +1,6 @@
 import type { CompletedCall } from './answer-assembly.js';
 import type { Attempt, Frame } from './attempt.js';
+import type { ShimSession } from './bound-shims.js';
 import type { ModelDelta, ModelRequest } from './hooks.js';
 import { deepFreeze } from './json.js';
 import { type Message, type ModelResponse, renderHistory, settleMessage, withoutInternalInJson } from './messages.js';
@@ -64,6 +65,7 @@ export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boole
     runTurn: openTurn?.runTurn ?? attempt.position.runTurn,
     isFirstForThisAgent: openTurn?.isFirstForThisAgent ?? !attempt.position.seenAgents.includes(descriptor.name),
     gates: [],
+    selections: [],
     owners: new Map(),
     modelArgs: Object.keys(descriptor.modelArgs).length === 0 ? {} : structuredClone(descriptor.modelArgs),
     frozen: false,
@@ -84,25 +86,50 @@ export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boole
     return core;
   }
   await attempt.quietly(prepare);
-  attempt.working.discard();
-  for (const session of frame.shims.sessions) session.namespace?.reset();
-  attempt.effects.rebase(core);
+  discardWrites(attempt, frame, core);
   return core;
 }
 
-/** The tools of the turn after all rules; a helper sees those that its parent gave it, at most (R101). */
-export function visibleTools(
+/**
+ * The tools of the turn after all rules; a helper sees those that its parent gave it, at most (R101). What a shim wants to select
+ * it selects from what exclusions have left, in list order.
+ */
+export async function visibleTools(
   attempt: Attempt,
+  frame: Frame,
   core: TurnCore,
   spent: boolean,
   used: ReadonlyMap<string, number>,
-): ToolConfig | null {
+): Promise<ToolConfig | null> {
   const { onlyTools } = attempt.input;
   if (onlyTools !== undefined)
     core.toolSet.exclude(
       (core.toolSet.config?.tools ?? []).map((tool) => tool.name).filter((name) => !onlyTools.includes(name)),
     );
+  if (core.selections.length > 0) {
+    attempt.effects.rebase(core);
+    if (core.rebuilt) await attempt.quietly(async () => selectTools(frame, core));
+    else await selectTools(frame, core);
+    if (core.rebuilt) discardWrites(attempt, frame, core);
+  }
   return core.toolSet.finish(spent, used);
+}
+
+async function selectTools(frame: Frame, core: TurnCore): Promise<void> {
+  for (const { shim, select } of core.selections) {
+    const session = frame.shims.sessions.find(({ name }) => name === shim);
+    if (session === undefined) continue;
+    await frame.shims.call(session, 'prepareTurn', async () => {
+      core.toolSet.select(await select(core.toolSet.left));
+    });
+  }
+}
+
+/** What is written while something is only rebuilt does not count (R79a). */
+function discardWrites(attempt: Attempt, frame: Frame, core: TurnCore): void {
+  attempt.working.discard();
+  for (const session of frame.shims.sessions) session.namespace?.reset();
+  attempt.effects.rebase(core);
 }
 
 export interface Answered {
@@ -114,7 +141,7 @@ export interface Answered {
 export async function modelStep(attempt: Attempt, frame: Frame, core: TurnCore): Promise<Answered> {
   const { maxToolRoundTrips } = core.toolSet.config ?? {};
   const spent = maxToolRoundTrips !== undefined && attempt.position.roundTrips >= maxToolRoundTrips;
-  const config = visibleTools(attempt, core, spent, new Map(Object.entries(attempt.position.toolCalls)));
+  const config = await visibleTools(attempt, frame, core, spent, new Map(Object.entries(attempt.position.toolCalls)));
   core.frozen = true;
   if (core.modelArgs !== null) deepFreeze(core.modelArgs);
   const call = await mendableCall(attempt, frame, core, config);
@@ -280,9 +307,12 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
 
 async function callWithRetries(attempt: Attempt, frame: Frame, request: ModelRequest): Promise<CompletedCall> {
   let modelCallId = '';
+  const { maxRetries = attempt.retries.maxRetries, longestPauseMs } = request.retry ?? {};
   return withRetries(
     {
       ...attempt.retries,
+      maxRetries,
+      longestPauseMs,
       signal: attempt.signal,
       onRetry: (error, delayMs, retry) => {
         attempt.event({
@@ -400,20 +430,33 @@ function uniqueCallId(providerId: string, used: Set<string>, newId: () => string
   return id;
 }
 
-function deltaTransform(frame: Frame): ((delta: ModelDelta) => ModelDelta | null) | undefined {
+/**
+ * The shims' transforms, one after the other. The flush reaches each of them, whatever an earlier one made of it; what one gives
+ * at the flush is a delta like any other for those behind it.
+ */
+function deltaTransform(frame: Frame): ((delta: ModelDelta) => readonly ModelDelta[]) | undefined {
   const sessions = frame.shims.active('transformDelta');
   if (sessions.length === 0) return undefined;
   return (delta) => {
-    let current: ModelDelta | null = delta;
+    const flush = delta.kind === 'flush';
+    let current: readonly ModelDelta[] = flush ? [] : [delta];
     for (const session of sessions) {
-      if (current === null) return null;
-      try {
-        current = session.bound.transformDelta(frame.shims.turnOf(session), current);
-      } catch (error) {
-        // A redaction that fails must not show what it was to hide: the call fails, whatever the shim's onFailure says.
-        throw new ShimError(session.name, 'transformDelta', error);
-      }
+      const given = flush ? [...current, delta] : current;
+      current = given.flatMap((each) => {
+        const made = transformedDelta(frame, session, each);
+        if (made === null) return [];
+        return made.kind === 'flush' ? (made.text === '' ? [] : [{ ...made, kind: 'text' as const }]) : [made];
+      });
     }
     return current;
   };
+}
+
+function transformedDelta(frame: Frame, session: ShimSession, delta: ModelDelta): ModelDelta | null {
+  try {
+    return session.bound.transformDelta(frame.shims.turnOf(session), delta);
+  } catch (error) {
+    // A redaction that fails must not show what it was to hide: the call fails, whatever the shim's onFailure says.
+    throw new ShimError(session.name, 'transformDelta', error);
+  }
 }

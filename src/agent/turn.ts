@@ -144,7 +144,8 @@ export class PreparedTurn implements RunScope {
    */
   selectTools(select: ToolSelection['select']): void {
     this.#assertOpen();
-    if (this.#core.frozen) throw new TypeError('The tools of this turn are frozen: they were rendered into the request.');
+    if (this.#core.frozen)
+      throw new TypeError('The tools of this turn are frozen: they were rendered into the request.');
     this.#core.selections.push({ shim: this.#scope.shim, select });
   }
 
