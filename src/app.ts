@@ -248,6 +248,8 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     now,
     runsDays: config.RETAIN_RUNS_DAYS,
     eventsDays: config.RETAIN_EVENTS_DAYS,
+    runsCount: config.RETAIN_RUNS_COUNT,
+    eventsCount: config.RETAIN_EVENTS_COUNT,
   });
   await loadAgents({ agents, shims, models, folder: config.AGENTS_DIR, log });
   return {

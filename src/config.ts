@@ -113,6 +113,12 @@ const ConfigSchema = z.object({
   RETAIN_EVENTS_DAYS: wholeNumber(1)
     .optional()
     .meta({ description: 'Days after which the events of finished runs are pruned; unset: with the run.' }),
+  RETAIN_RUNS_COUNT: wholeNumber(1)
+    .optional()
+    .meta({ description: 'Newest finished runs that are kept, looked at each minute; unset: all.' }),
+  RETAIN_EVENTS_COUNT: wholeNumber(1)
+    .optional()
+    .meta({ description: 'Newest finished runs whose events are kept; unset: those of all that are kept.' }),
   SHUTDOWN_GRACE_MS: wholeNumber(0)
     .default(30_000)
     .meta({ description: 'Milliseconds that runs have on SIGTERM to reach their next checkpoint.' }),

@@ -22,6 +22,12 @@ class TransitionRefusedError extends Error {
   }
 }
 
+/** When a run ended, and which one it was: ends in one millisecond have an order too. */
+export interface RunEnd {
+  readonly finishedAt: number;
+  readonly n: number;
+}
+
 export interface NewRun {
   readonly id: string;
   readonly owner: string;
@@ -335,14 +341,21 @@ export class RunStore extends ConversationStore {
     return RequestDocSchema.parse(JSON.parse(this.doc(n, 'request') ?? '{}'));
   }
 
-  /** Finished runs that ended before a time, oldest first; with `events` only those that have more of them than the last. */
-  endedBefore(ms: number, limit: number, events: boolean): RunRow[] {
+  /** The runs that ended not later than this one did, oldest first; with `events` only those that have some to prune. */
+  endedUpTo(end: RunEnd, limit: number, events: boolean): RunRow[] {
     const having = events ? 'AND oldest_seq < last_seq' : '';
     return this.sql(
-      `SELECT * FROM runs WHERE finished_at IS NOT NULL AND finished_at < ? ${having} ORDER BY finished_at LIMIT ?`,
+      `SELECT * FROM runs WHERE finished_at IS NOT NULL AND finished_at <= ? AND (finished_at < ? OR n <= ?) ${having} ORDER BY finished_at, n LIMIT ?`,
     )
-      .all(ms, limit)
+      .all(end.finishedAt, end.finishedAt, end.n, limit)
       .map((row) => RunRowSchema.parse(row));
+  }
+
+  /** The newest end that is beyond the `keep` newest ones; undefined where there are no more than that. */
+  newestEndBeyond(keep: number): RunEnd | undefined {
+    return this.sql(
+      'SELECT finished_at AS finishedAt, n FROM runs WHERE finished_at > 0 ORDER BY finished_at DESC, n DESC LIMIT 1 OFFSET ?',
+    ).get(keep) as RunEnd | undefined;
   }
 
   /** Takes the events of a run that is over out of its log, all but the last one: how it ended can still be streamed. */

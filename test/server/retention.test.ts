@@ -85,3 +85,34 @@ it('RETAIN_RUNS_DAYS prunes finished runs with everything of theirs, and no othe
   expect((body.data as JsonObject[]).map(({ id }) => id)).toEqual([fresh.id, waiting.id]);
   expect((await lab.server.json('GET', `/v1/runs/${String(old.id)}/events`)).status).toBe(404);
 });
+
+it('RETAIN_RUNS_COUNT and RETAIN_EVENTS_COUNT keep the newest finished runs and their events, while others are served', async () => {
+  const metadata = { count: 'yes' };
+  const runs: JsonObject[] = [];
+  for (let made = 0; made < 45; made += 1) runs.push(await runToEnd(lab, { metadata }));
+  lab.model.script(calling(callOf('gated')));
+  const waiting = await runToEnd(lab, { metadata });
+  await lab.server.restart({
+    env: { RETAIN_RUNS_DAYS: '', RETAIN_EVENTS_DAYS: '', RETAIN_RUNS_COUNT: '4', RETAIN_EVENTS_COUNT: '2' },
+  });
+  const fresh = await runToEnd(lab, { metadata });
+  const idsLeft = async (): Promise<unknown[]> => {
+    const { body } = await lab.server.json('GET', '/v1/runs?metadata.count=yes&limit=100');
+    return (body.data as JsonObject[]).map(({ id }) => id);
+  };
+  // What has ended since the pruning began is counted the next time.
+  const kept = await waitFor(async () => {
+    const ids = await idsLeft();
+    return ids.length <= 6 ? ids : undefined;
+  });
+  const newest = runs.slice(2 - kept.length).map(({ id }) => id);
+  expect(kept.toReversed()).toEqual([...newest, waiting.id, fresh.id]);
+  expect(newest.length).toBeGreaterThanOrEqual(3);
+  const full = await Promise.all(
+    kept.map(async (id) => (await lab.server.json('GET', `/v1/runs/${String(id)}/events?after=1`)).status === 200),
+  );
+  const last = kept.indexOf(runs.at(-1)?.id);
+  expect(full.slice(0, last + 1)).toEqual(full.slice(0, last + 1).map(() => true));
+  expect(full.at(-1)).toBe(false);
+  expect(await getRun(lab, waiting.id)).toEqual(waiting);
+});

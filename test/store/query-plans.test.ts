@@ -202,8 +202,9 @@ function askStore(store: RunStore): void {
   store.insertEvents(n, 100, ['"type":"custom.x"}']);
   store.applyEnd(n, { status: 'completed', output: 'done', finishReason: 'stop' }, { seq: 100, attempt: 2, nowMs: 5 });
   store.putEndDocs(n, { status: 'completed', output: 'done', finishReason: 'stop' });
-  store.endedBefore(10, 5, true);
-  store.endedBefore(10, 5, false);
+  store.endedUpTo({ finishedAt: 10, n }, 5, true);
+  store.endedUpTo({ finishedAt: 10, n }, 5, false);
+  store.newestEndBeyond(1);
   store.pruneEvents(n);
 }
 
