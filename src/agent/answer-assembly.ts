@@ -18,8 +18,8 @@ export interface CompletedCall {
 /** Who is told of an answer while it comes in. */
 export interface AnswerListener {
   readonly modelCallId: string;
-  /** What shims make of a delta before it is stored or shown; null holds it back. */
-  readonly transform: ((delta: ModelDelta) => ModelDelta | null) | undefined;
+  /** What shims make of a delta before it is stored or shown; nothing holds it back. */
+  readonly transform: ((delta: ModelDelta) => readonly ModelDelta[]) | undefined;
   /** An id of our own for a call that the provider named with one that was used before or that no provider would take back. */
   callIdFor(providerId: string): string;
   onDelta(delta: ModelDelta): void;
@@ -143,7 +143,7 @@ export class AnswerAssembly {
   #say(block: TextBlock, text: string): void {
     if (text === '') return;
     if (block.type === 'text' && text.trim() !== '') this.#said = true;
-    block.text += this.#show({ kind: block.type, text: text.toWellFormed() });
+    this.#show({ kind: block.type, text: text.toWellFormed() }, block);
   }
 
   #close(block: TextBlock): void {
@@ -152,9 +152,9 @@ export class AnswerAssembly {
     this.#say(block, half);
   }
 
-  /** Shows what the shims make of a delta and returns the text that was shown. */
-  #show(delta: ModelDelta): string {
-    let shown: ModelDelta | null = delta;
+  /** Shows what the shims make of a delta; what is shown is what is kept, in the block of its kind. */
+  #show(delta: ModelDelta, block?: TextBlock): void {
+    let shown: readonly ModelDelta[] = [delta];
     if (this.#options.transform !== undefined) {
       try {
         shown = this.#options.transform(delta);
@@ -162,9 +162,19 @@ export class AnswerAssembly {
         throw new AssemblyError('transformDelta', { cause: error });
       }
     }
-    if (shown === null || shown.text === '' || shown.kind === 'flush') return '';
-    this.#options.onDelta(shown);
-    return shown.text;
+    for (const each of shown) {
+      if (each.text === '' || each.kind === 'flush') continue;
+      this.#options.onDelta(each);
+      if (each.kind !== 'toolInput') this.#keep(each.kind, each.text, block);
+    }
+  }
+
+  /** A text that a shim held back may come when another block has begun: it belongs to the last one of its own kind. */
+  #keep(kind: TextBlock['type'], text: string, current: TextBlock | undefined): void {
+    const block =
+      current?.type === kind ? current : this.#blocks.findLast((each): each is TextBlock => each.type === kind);
+    if (block !== undefined) block.text += text;
+    else this.#blocks.push({ type: kind, text, providerOptions: undefined, half: '' });
   }
 
   #input(providerId: string, toolName: string): OpenInput {
@@ -197,7 +207,7 @@ export class AnswerAssembly {
   /** @throws ModelCallError for what is no complete answer */
   finish(modelId: string): CompletedCall {
     for (const block of this.#open.values()) this.#close(block);
-    if (this.#options.transform !== undefined) this.#flush();
+    if (this.#options.transform !== undefined) this.#show({ kind: 'flush', text: '' });
     const finish = this.#finish;
     if (finish === undefined) {
       throw new ModelCallError({
@@ -237,22 +247,6 @@ export class AnswerAssembly {
         : { providerMetadata: JSON.parse(JSON.stringify(metadata)) as Record<string, JsonValue> }),
     });
     return { response, brokenArguments: this.#broken, providerFinishReason: finish.finishReason.raw };
-  }
-
-  #flush(): void {
-    const last = this.#blocks.findLast((block): block is TextBlock => block.type === 'text');
-    let held: ModelDelta | null;
-    try {
-      held = this.#options.transform?.({ kind: 'flush', text: '' }) ?? null;
-    } catch (error) {
-      throw new AssemblyError('transformDelta', { cause: error });
-    }
-    if (held === null || held.text === '') return;
-    const kind = held.kind === 'flush' ? 'text' : held.kind;
-    this.#options.onDelta({ ...held, kind });
-    if (kind !== 'text') return;
-    if (last === undefined) this.#blocks.push({ type: 'text', text: held.text, providerOptions: undefined, half: '' });
-    else last.text += held.text;
   }
 }
 
