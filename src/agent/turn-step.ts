@@ -434,10 +434,6 @@ function uniqueCallId(providerId: string, used: Set<string>, newId: () => string
  * The shims' transforms, one after the other. The flush reaches each of them, whatever an earlier one made of it; what one gives
  * at the flush is a delta like any other for those behind it.
  */
-/**
- * The shims' transforms, one after the other. The flush reaches each of them, whatever an earlier one made of it; what one gives
- * at the flush is a delta like any other for those behind it.
- */
 function deltaTransform(frame: Frame): ((delta: ModelDelta) => readonly ModelDelta[]) | undefined {
   const sessions = frame.shims.active('transformDelta');
   if (sessions.length === 0) return undefined;
