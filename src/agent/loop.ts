@@ -10,7 +10,8 @@ import { LimitExceededError, RunError } from './run-errors.js';
 import { RunStateView } from './run-state.js';
 import { parseOutput } from './structured-output.js';
 import { type RoundResult, ToolRound } from './tool-round.js';
-import { assertLimits, modelStep, prepareTurn, visibleTools } from './turn-step.js';
+import { assertLimits, modelStep, prepareTurn } from './turn-step.js';
+import { visibleTools } from './visible-tools.js';
 
 type Step =
   | { readonly kind: 'next' }

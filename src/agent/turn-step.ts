@@ -13,7 +13,6 @@ import {
   ModelCallError,
   RunCancelledError,
   RunError,
-  runErrorData,
   ShimError,
 } from './run-errors.js';
 import { settleResponse } from './settle-response.js';
@@ -22,6 +21,7 @@ import { ToolRound } from './tool-round.js';
 import { type ToolConfig, ToolSet } from './tool-set.js';
 import { defineTool, type Tool } from './tools.js';
 import type { TurnCore } from './turn.js';
+import { discardWrites, visibleTools } from './visible-tools.js';
 
 const DEFAULT_MAX_TURNS = 128;
 
@@ -88,48 +88,6 @@ export async function prepareTurn(attempt: Attempt, frame: Frame, rebuild: boole
   await attempt.quietly(prepare);
   discardWrites(attempt, frame, core);
   return core;
-}
-
-/**
- * The tools of the turn after all rules; a helper sees those that its parent gave it, at most (R101). What a shim wants to select
- * it selects from what exclusions have left, in list order.
- */
-export async function visibleTools(
-  attempt: Attempt,
-  frame: Frame,
-  core: TurnCore,
-  spent: boolean,
-  used: ReadonlyMap<string, number>,
-): Promise<ToolConfig | null> {
-  const { onlyTools } = attempt.input;
-  if (onlyTools !== undefined)
-    core.toolSet.exclude(
-      (core.toolSet.config?.tools ?? []).map((tool) => tool.name).filter((name) => !onlyTools.includes(name)),
-    );
-  if (core.selections.length > 0) {
-    attempt.effects.rebase(core);
-    if (core.rebuilt) await attempt.quietly(async () => selectTools(frame, core));
-    else await selectTools(frame, core);
-    if (core.rebuilt) discardWrites(attempt, frame, core);
-  }
-  return core.toolSet.finish(spent, used);
-}
-
-async function selectTools(frame: Frame, core: TurnCore): Promise<void> {
-  for (const { shim, select } of core.selections) {
-    const session = frame.shims.sessions.find(({ name }) => name === shim);
-    if (session === undefined) continue;
-    await frame.shims.call(session, 'prepareTurn', async () => {
-      core.toolSet.select(await select(core.toolSet.left));
-    });
-  }
-}
-
-/** What is written while something is only rebuilt does not count (R79a). */
-function discardWrites(attempt: Attempt, frame: Frame, core: TurnCore): void {
-  attempt.working.discard();
-  for (const session of frame.shims.sessions) session.namespace?.reset();
-  attempt.effects.rebase(core);
 }
 
 export interface Answered {
@@ -294,7 +252,7 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
           turn: attempt.working.turnCount,
           shim: session.name,
           callback: 'wrapModelCall',
-          error: runErrorData(failure),
+          error: attempt.errorData(failure),
         });
         return called ?? next(inner);
       }

@@ -1,3 +1,4 @@
+import type { Decision, DecisionScope } from './journal.js';
 import type { JsonValue } from './json.js';
 import type { ModelResponse } from './messages.js';
 import { copyItem, type HistoryItem, settleItem } from './messages.js';
@@ -21,6 +22,23 @@ export interface ApprovalGate {
   readonly matches: (call: GatedCall) => boolean;
   readonly message: string | undefined;
   readonly expiresInMs: number | undefined;
+  readonly scopes: readonly DecisionScope[];
+  readonly onDecision: ((call: GatedCall, decision: Decision) => void) | undefined;
+}
+
+/** How a gate asks. */
+export interface ApprovalOptions {
+  /** What the person is asked. */
+  readonly message?: string;
+  /** Past it the call is denied with the reason `expired`. */
+  readonly expiresInMs?: number;
+  /** How far a decision may reach: the interruption's `responseSchema` offers these, and a resume may name one as `scope`. */
+  readonly scopes?: readonly DecisionScope[];
+  /**
+   * Told what was decided about a call for which a gate of this shim asked, before the call runs or is closed. What it writes to
+   * the state is saved with the decision's effect; after a crash it may be told again. A throw fails the run.
+   */
+  readonly onDecision?: (call: GatedCall, decision: Decision) => void;
 }
 
 /** What `selectTools` asked for. */
@@ -152,7 +170,7 @@ export class PreparedTurn implements RunScope {
   /** Makes calls of this turn wait for a person, whoever contributed the tool. A predicate that throws counts as yes. */
   requireApproval(
     which: string | Iterable<string> | ((call: GatedCall) => boolean),
-    options: { readonly message?: string; readonly expiresInMs?: number } = {},
+    options: ApprovalOptions = {},
   ): void {
     this.#assertOpen();
     const names = typeof which === 'function' ? undefined : new Set(typeof which === 'string' ? [which] : which);
@@ -162,6 +180,8 @@ export class PreparedTurn implements RunScope {
       matches,
       message: options.message,
       expiresInMs: options.expiresInMs,
+      scopes: options.scopes ?? [],
+      onDecision: options.onDecision,
     });
   }
 

@@ -24,7 +24,11 @@ describe('selectTools', () => {
     });
     const run = await testShim(shim, {
       tools: [toolNamed('base'), toolNamed('hidden')],
-      before: [onTurn('excludes', (turn) => void turn.excludeTools(['hidden', 'nobody']))],
+      before: [
+        onTurn('excludes', (turn) => {
+          turn.excludeTools(['hidden', 'nobody']);
+        }),
+      ],
       after: [late],
       script: [calls('last'), 'done'],
     });
@@ -91,7 +95,7 @@ describe('selectTools', () => {
             throw new Error('no');
           });
         },
-      }) as never;
+      });
     const failed = await testShim(failing('fail'), { tools: [toolNamed('base')] });
     expect(failed.error).toMatchObject({ shim: 'fails', phase: 'prepareTurn', cause: 'no' });
     const skipped = await testShim(failing('skip'), { tools: [toolNamed('base')] });
