@@ -4,7 +4,7 @@ import { fileURLToPath } from 'node:url';
 import Fastify, { type FastifyBaseLogger, type FastifyInstance, LogController } from 'fastify';
 import type { Logger } from 'pino';
 import { systemClock } from './agent/clock.js';
-import type { Config } from './config.js';
+import { type Config, secretsOf } from './config.js';
 import { agentRoutes } from './http/agent-routes.js';
 import { auth } from './http/auth.js';
 import { answerClientError, answerError, errorHandler } from './http/error-handler.js';
@@ -166,12 +166,14 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
   const now = (): number => systemClock.now();
   const models = modelRegistry(config);
   const builtIn = fileURLToPath(new URL('../shims', import.meta.url));
+  const conceal = secretRemover(secretsOf(config));
   const shims = new ShimLoader({
     folders: [builtIn, resolve(config.SHIMS_DIR)],
     builtIn,
     watch: config.SHIMS_WATCH,
     entryUrl: new URL(import.meta.url.endsWith('.ts') ? './shims.ts' : './shims.js', import.meta.url),
     log,
+    conceal,
   });
   await shims.load();
   const agents = new AgentRegistry({ store: new AgentStore(database), writer, shims, models, now });
@@ -202,7 +204,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     modelMaxRetries: config.MODEL_MAX_RETRIES,
     newId: randomUUID,
     random: Math.random,
-    conceal: secretRemover(secretsOf(config)),
+    conceal,
     spawn: delegation.spawn.bind(delegation),
   };
   const dataDir = resolve(config.DATA_DIR);
@@ -286,16 +288,6 @@ function modelRegistry(config: Config): ModelRegistry {
     openaiCompatibleApiKey: config.OPENAI_COMPATIBLE_API_KEY,
     idleTimeoutMs: config.MODEL_IDLE_TIMEOUT_MS,
   });
-}
-
-function secretsOf(config: Config): string[] {
-  const providers = [
-    config.OPENAI_API_KEY,
-    config.ANTHROPIC_API_KEY,
-    config.GOOGLE_GENERATIVE_AI_API_KEY,
-    config.OPENAI_COMPATIBLE_API_KEY,
-  ];
-  return [...providers, ...(config.API_KEYS ?? []).map(({ key }) => key)].filter((secret) => secret !== undefined);
 }
 
 /** 16 hex characters of SHA-256: enough to tell whether something changed. */

@@ -154,6 +154,17 @@ function accessFaults({ HOST, API_KEYS, AUTH }: Readonly<Record<string, string |
   return [`HOST: ${JSON.stringify(HOST)} is not loopback, so API_KEYS must be set (or AUTH=none, to let everyone in)`];
 }
 
+/** Every setting that nobody but the operator may read, as values. */
+export function secretsOf(config: Config): string[] {
+  const providers = [
+    config.OPENAI_API_KEY,
+    config.ANTHROPIC_API_KEY,
+    config.GOOGLE_GENERATIVE_AI_API_KEY,
+    config.OPENAI_COMPATIBLE_API_KEY,
+  ];
+  return [...providers, ...(config.API_KEYS ?? []).map(({ key }) => key)].filter((secret) => secret !== undefined);
+}
+
 /** What `.env.example` must say: each variable with its meaning and default, ready to be filled in. */
 export function environmentExample(): string {
   const entries = Object.entries(ConfigSchema.shape).map(([name, schema]) => {

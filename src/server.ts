@@ -1,7 +1,8 @@
 import { existsSync } from 'node:fs';
 import { type Logger, pino, stdTimeFunctions } from 'pino';
 import { createServer, type Server } from './app.js';
-import { type Config, ConfigError, parseConfig } from './config.js';
+import { type Config, ConfigError, parseConfig, secretsOf } from './config.js';
+import { secretRemover } from './models/error-text.js';
 
 /** Shorter keys can be guessed; they are taken all the same, since the choice is the operator's. */
 const SHORT_KEY = 16;
@@ -25,7 +26,13 @@ function readConfig(): Config | undefined {
 }
 
 async function run(settings: Config): Promise<void> {
-  const log = pino({ level: settings.LOG_LEVEL, timestamp: stdTimeFunctions.isoTime });
+  // Whatever a shim, tool or library puts into an error or a line of its own: no line of the log has a key in it.
+  const conceal = secretRemover(secretsOf(settings));
+  const log = pino({
+    level: settings.LOG_LEVEL,
+    timestamp: stdTimeFunctions.isoTime,
+    hooks: { streamWrite: conceal },
+  });
   surviveStrayErrors(log);
   for (const { name, key } of settings.API_KEYS ?? []) {
     if (key.length < SHORT_KEY) log.warn({ key: name }, `API key has fewer than ${SHORT_KEY} characters`);

@@ -12,7 +12,6 @@ import {
   findCancellation,
   HandedOverError,
   loggedError,
-  runErrorData,
   ShimCleanupError,
   type ShimError,
 } from './run-errors.js';
@@ -30,7 +29,10 @@ export async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcom
         return outcome;
       case 'failed':
         backToCheckpoint(attempt);
-        attempt.position = { ...attempt.position, settled: { status: 'failed', error: runErrorData(outcome.error) } };
+        attempt.position = {
+          ...attempt.position,
+          settled: { status: 'failed', error: attempt.errorData(outcome.error) },
+        };
         await attempt.checkpoint({ settles: true });
         attempt.onSettled();
         return outcome;
@@ -205,7 +207,7 @@ function attemptEnd(attempt: Attempt, outcome: Exclude<Outcome, { kind: 'handedO
     case 'failed':
       return {
         status: 'failed',
-        error: failureProblem(runErrorData(outcome.error)),
+        error: failureProblem(attempt.errorData(outcome.error)),
         thrown: outcome.error,
         partialOutput,
         ...(outcome.output === undefined ? {} : { output: outcome.output }),

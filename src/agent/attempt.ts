@@ -20,7 +20,7 @@ import { addUsage, type ModelSource, type Usage } from './model.js';
 import { callModel, type ModelCallOptions } from './model-call.js';
 import { type RetryOptions, withRetries } from './retries.js';
 import type { InFlight, RunLimits, UnknownToolCall } from './run.js';
-import { HandedOverError, messageOf, RunCancelledError } from './run-errors.js';
+import { HandedOverError, messageOf, RunCancelledError, type RunErrorData, runErrorData } from './run-errors.js';
 import { WorkingState } from './run-state.js';
 import type { AttemptPort, ShimModelRequest, SpawnRequest, SpawnResult } from './scope.js';
 import { TransientState } from './state-map.js';
@@ -46,7 +46,7 @@ export interface LoopDeps {
   readonly modelMaxRetries: number;
   newId(): string;
   /** Takes configured secrets out of what a tool or shim said when it failed. */
-  conceal?(text: string): string;
+  readonly conceal?: (text: string) => string;
   /** Between 0 and 1, for jitter. */
   random(): number;
   /** An agent of this run by name, in the version that the run keeps. @throws where there is none any more */
@@ -280,6 +280,11 @@ export class Attempt implements AttemptPort, SessionHost {
       this.#endWritten = false;
       throw error;
     }
+  }
+
+  /** The stored form of a failure, without the secrets that a shim may have put into what it threw. */
+  errorData(thrown: unknown): RunErrorData {
+    return runErrorData(thrown, this.deps.conceal);
   }
 
   inFlight(entry: InFlight): void {

@@ -4,7 +4,7 @@ import type { EffectRecorder } from './effects.js';
 import type { Change, EventInput } from './events.js';
 import type { AgentTask, RunnerHooks, RunResult } from './hooks.js';
 import type { InFlight } from './run.js';
-import { findCancellation, messageOf, RunCancelledError, runErrorData, ShimError } from './run-errors.js';
+import { findCancellation, messageOf, RunCancelledError, type RunErrorData, ShimError } from './run-errors.js';
 import { type AttemptPort, ShimScope } from './scope.js';
 import { BoundShim, type Shim, type ShimTimeouts, type ToolSourceBinding } from './shim.js';
 import { ShimNamespace } from './shim-namespace.js';
@@ -55,6 +55,8 @@ export interface SessionHost {
   /** The turn whose writes can be undone when a callback is skipped. */
   readonly core: TurnCore | undefined;
   event(event: EventInput): void;
+  /** The stored form of a failure, without secrets. */
+  errorData(thrown: unknown): RunErrorData;
   inFlight(entry: InFlight): void;
 }
 
@@ -204,7 +206,7 @@ export class BoundShims {
   }
 
   #recordFailure(shim: string, callback: string, failure: ShimError): void {
-    this.#host.event({ type: 'shim.failed', ...this.#turn(), shim, callback, error: runErrorData(failure) });
+    this.#host.event({ type: 'shim.failed', ...this.#turn(), shim, callback, error: this.#host.errorData(failure) });
   }
 
   /** Closes the scope of the shim whose tool did not stop: what the tool still writes through its turn throws. */

@@ -233,8 +233,21 @@ export function loggedError(error: RunErrorData): Readonly<Record<string, unknow
   return facts;
 }
 
-/** The stored form of anything that ended an attempt. */
-export function runErrorData(thrown: unknown): RunErrorData {
-  if (thrown instanceof RunError || thrown instanceof ShimCleanupError) return thrown.toData();
-  return { code: 'internal', message: messageOf(thrown) };
+/**
+ * The stored form of anything that ended an attempt.
+ * @param conceal cleans every text of it, since what was thrown may quote whatever its thrower had at hand
+ */
+export function runErrorData(thrown: unknown, conceal?: (text: string) => string): RunErrorData {
+  const data: RunErrorData =
+    thrown instanceof RunError || thrown instanceof ShimCleanupError
+      ? thrown.toData()
+      : { code: 'internal', message: messageOf(thrown) };
+  return conceal === undefined ? data : { ...(concealed(data, conceal) as RunErrorData), code: data.code };
+}
+
+function concealed(value: unknown, conceal: (text: string) => string): unknown {
+  if (typeof value === 'string') return conceal(value);
+  if (Array.isArray(value)) return value.map((inner) => concealed(inner, conceal));
+  if (typeof value !== 'object' || value === null) return value;
+  return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, concealed(inner, conceal)]));
 }

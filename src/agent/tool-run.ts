@@ -4,7 +4,7 @@ import { GRACE_MS, type ShimSession } from './bound-shims.js';
 import { pause, within } from './clock.js';
 import type { ToolCallRecord } from './journal.js';
 import { deepFreeze, type JsonValue } from './json.js';
-import { runErrorData, ShimError } from './run-errors.js';
+import { ShimError } from './run-errors.js';
 import { ReadOnlyState } from './state-map.js';
 import { failureOf, outcomeOf, type Tool, type ToolContext, type ToolOutcome } from './tools.js';
 import type { GatedCall } from './turn.js';
@@ -129,7 +129,7 @@ async function wrapOne(
       turn: attempt.working.turnCount,
       shim: session.name,
       callback: 'wrapToolCall',
-      error: runErrorData(failure),
+      error: attempt.errorData(failure),
     });
     return inner ?? next(call);
   }

@@ -8,13 +8,7 @@ import { addUsage } from './model.js';
 import { callModel } from './model-call.js';
 import { withRetries } from './retries.js';
 import { deferAppended } from './round-closing.js';
-import {
-  LimitExceededError,
-  ModelCallError,
-  RunCancelledError,
-  RunError,
-  ShimError,
-} from './run-errors.js';
+import { LimitExceededError, ModelCallError, RunCancelledError, RunError, ShimError } from './run-errors.js';
 import { settleResponse } from './settle-response.js';
 import type { NextModelCall } from './shim.js';
 import { ToolRound } from './tool-round.js';
@@ -45,7 +39,7 @@ function handoffTools(frame: Frame): Tool[] {
       description: `Hand the conversation over to the agent ${target}, which goes on with it. It must be the only call of the answer.`,
       parameters: { type: 'object', properties: {}, additionalProperties: true },
       onCrash: 'retry',
-      execute: () => '',
+      execute: () => `The conversation goes on with ${target}.`,
     }),
     handoffTo: target,
   }));

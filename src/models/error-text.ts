@@ -17,11 +17,11 @@ const LOOKS_SECRET: readonly RegExp[] = [
 /** Makes a text fit to be stored and shown: without secrets, well-formed, and no longer than `MAX_MESSAGE_LENGTH`. */
 export type TextCleaner = (text: string) => string;
 
-/** Replaces each secret wherever it stands, as it is or encoded for a URL, and nothing else. */
+/** Replaces each secret wherever it stands, as it is, or encoded for a URL or in JSON, and nothing else. */
 export function secretRemover(secrets: readonly string[]): (text: string) => string {
   const values = secrets
     .filter((secret) => secret.length >= MIN_SECRET_LENGTH)
-    .flatMap((secret) => [secret, encodeURIComponent(secret)]);
+    .flatMap((secret) => [secret, encodeURIComponent(secret), JSON.stringify(secret).slice(1, -1)]);
   // The longest first, so that a key which begins like another one is replaced whole.
   const spellings = [...new Set(values)].sort((a, b) => b.length - a.length);
   return (text) => spellings.reduce((clean, spelling) => clean.replaceAll(spelling, REDACTED), text);

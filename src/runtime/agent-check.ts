@@ -107,7 +107,7 @@ export function bindShims(
       continue;
     }
     const ofRun = Object.hasOwn(runConfigs, name);
-    const made = makeShim(loaded, ofRun ? runConfigs[name] : use.config, name);
+    const made = makeShim(loaded, ofRun ? runConfigs[name] : use.config, name, shims);
     if (made.shim !== undefined) bound.push({ name, shim: made.shim, hash: loaded.hash });
     else {
       for (const { path, message } of made.faults) {
@@ -187,7 +187,7 @@ function shimFaults(given: unknown, shims: ShimSource): FieldError[] {
       faults.push({ pointer: `/shims/${index}/use`, message: notLoaded(use.use, shims) });
       continue;
     }
-    for (const { path, message } of makeShim(loaded, use.config, name).faults)
+    for (const { path, message } of makeShim(loaded, use.config, name, shims).faults)
       faults.push({ pointer: pointerOf(['shims', index, 'config', ...path]), message });
   }
   for (const [name, indexes] of positions) {
@@ -257,13 +257,20 @@ type Made =
       readonly faults: readonly { readonly path: readonly PropertyKey[]; readonly message: string }[];
     };
 
-function makeShim(loaded: LoadedShim, config: Readonly<Record<string, unknown>> | undefined, name: string): Made {
+function makeShim(
+  loaded: LoadedShim,
+  config: Readonly<Record<string, unknown>> | undefined,
+  name: string,
+  shims: ShimSource,
+): Made {
   const called = `shim ${JSON.stringify(name)}`;
   try {
     return { shim: loaded.create(config, { name }), faults: [] };
   } catch (error) {
-    if (!(error instanceof InvalidShimConfigError))
-      return { shim: undefined, faults: [{ path: [], message: `${called} could not be made: ${messageOf(error)}` }] };
+    if (!(error instanceof InvalidShimConfigError)) {
+      const message = `${called} could not be made: ${messageOf(error)}`;
+      return { shim: undefined, faults: [{ path: [], message: shims.conceal?.(message) ?? message }] };
+    }
     return {
       shim: undefined,
       faults: error.faults.map(({ path, message }) => ({ path, message: `${called}: ${message}` })),

@@ -2,14 +2,7 @@ import type { AgentInstance, LoopDeps } from '../agent/attempt.js';
 import type { NamedShim } from '../agent/bound-shims.js';
 import type { SavedState } from '../agent/journal.js';
 import { runAttempt } from '../agent/loop.js';
-import {
-  failureProblem,
-  HandedOverError,
-  messageOf,
-  RunCancelledError,
-  RunError,
-  runErrorData,
-} from '../agent/run-errors.js';
+import { failureProblem, HandedOverError, messageOf, RunCancelledError, runErrorData } from '../agent/run-errors.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
 import { type Ancestor, RunJournal, type RunJournalDeps } from './run-journal.js';
 
@@ -148,9 +141,7 @@ export class RunWorker {
   async #failed(error: unknown): Promise<void> {
     if (error instanceof HandedOverError) return;
     this.#deps.loop.log.error({ runId: this.runId, err: error }, 'the attempt broke off');
-    const data = failureProblem(
-      runErrorData(error instanceof RunError ? error : new RunError('internal', messageOf(error))),
-    );
+    const data = failureProblem(runErrorData(error, this.#deps.loop.conceal));
     try {
       await this.#journal.commit({
         events: [{ type: 'run.failed', error: data, partialOutput: null }],

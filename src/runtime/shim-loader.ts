@@ -31,6 +31,8 @@ export interface ShimSource {
   get(name: string): LoadedShim | undefined;
   /** The names of all that are loaded, sorted. */
   names(): readonly string[];
+  /** Takes secrets out of what a shim's code threw. */
+  conceal?(text: string): string;
 }
 
 export interface ShimLoaderOptions {
@@ -43,6 +45,8 @@ export interface ShimLoaderOptions {
   /** URL of the module that `shimline/shims` is: our own `shims.ts` or `shims.js`. */
   readonly entryUrl: string | URL;
   readonly log: Logger;
+  /** Takes secrets out of what a shim's code threw. */
+  readonly conceal?: (text: string) => string;
   /** Called after each change of what is loaded or reported. */
   readonly onChange?: () => void;
   /** Longest time one file may take to be evaluated, in milliseconds; 10,000 when absent. */
@@ -124,6 +128,10 @@ export class ShimLoader implements ShimSource {
     return [...this.#served.keys()].sort();
   }
 
+  conceal(text: string): string {
+    return this.#options.conceal?.(text) ?? text;
+  }
+
   /** Every shim that serves and every file that does not, by name. A shim whose place another took is only named by that one. */
   list(): ShimReport[] {
     const served = [...this.#served.values()].map(servedReport);
@@ -190,10 +198,7 @@ export class ShimLoader implements ShimSource {
     return found;
   }
 
-  async #examine(
-    file: Examinable,
-    entryModule: Readonly<Record<string, unknown>>,
-  ): Promise<Examined> {
+  async #examine(file: Examinable, entryModule: Readonly<Record<string, unknown>>): Promise<Examined> {
     const known = this.#entries.get(file.file);
     const isNative = this.#isNative(file);
     if (known !== undefined && isNative) return { entry: known, fresh: undefined };
@@ -206,9 +211,7 @@ export class ShimLoader implements ShimSource {
     }
     const sources = new Map<string, string>();
     const timeoutMs = this.#options.importTimeoutMs ?? IMPORT_TIMEOUT_MS;
-    const evaluated = isNative
-      ? importShimFile(file.file, sources)
-      : evaluateShimFile(file.file, entryModule, sources);
+    const evaluated = isNative ? importShimFile(file.file, sources) : evaluateShimFile(file.file, entryModule, sources);
     const outcome = await within(evaluated, {
       clock: systemClock,
       timeoutMs,
@@ -231,7 +234,8 @@ export class ShimLoader implements ShimSource {
       const fresh = loadedShim(outcome.value.exports.default, { file: file.file, hash: triedHash });
       return { entry: { ...entry, fault: undefined }, fresh };
     } catch (error) {
-      return { entry: { ...entry, fault: faultOf(error, sources.get(file.file) ?? '') }, fresh: undefined };
+      const fault = faultOf(error, sources.get(file.file) ?? '');
+      return { entry: { ...entry, fault: { ...fault, message: this.conceal(fault.message) } }, fresh: undefined };
     }
   }
 

@@ -5,6 +5,7 @@ import { bearer, calling, callOf, type Lab } from '../server/lab.js';
 import { isObject, type JsonObject, listOf } from '../support/json-path.js';
 import type { Reply } from '../support/model-reply.js';
 import { type JsonAnswer } from '../support/server-process.js';
+import { toolResultsOf } from '../support/request-view.js';
 import { openStream } from '../support/sse-client.js';
 import { decideAll, startTrial } from './trial.js';
 
@@ -18,9 +19,70 @@ const BOB = 'bob-key-0123456789abcdef00';
 const PROMPT = 'prompt-canary-77aa';
 const RESULT = 'result-canary-88bb';
 
+/** Throws the keys of its environment in the callback that its config names. */
+const LEAKY_SHIM = `
+import { BoundShim, Shim, defineShim, defineTool, z } from 'shimline/shims';
+
+const leak = () => {
+  throw new Error('cannot call with ' + process.env.OPENAI_COMPATIBLE_API_KEY, { cause: process.env.ANTHROPIC_API_KEY });
+};
+
+class Leaky extends Shim {
+  name = 'leaky';
+  constructor({ at, skip }) {
+    super();
+    if (at === 'create') leak();
+    this.onFailure = skip ? 'skip' : 'fail';
+    for (const callback of ['onRunStart', 'transformMessages', 'onModelResponse', 'onRunEnd', 'wrapModelCall', 'wrapToolCall', 'transformDelta'])
+      if (callback === at) this[callback] = leak;
+    this.at = at;
+  }
+  bind(context) {
+    if (this.at === 'bind') leak();
+    return super.bind(context);
+  }
+  prepareTurn(turn) {
+    turn.log.info({ key: process.env.OPENAI_API_KEY }, 'a line of the shim itself');
+    if (this.at === 'prepareTurn') leak();
+    const tool = (needsApproval) => defineTool({ name: 'leak', description: 'x', parameters: z.object({}), needsApproval, execute: () => 'done' });
+    turn.addTools([tool(this.at === 'needsApproval' ? leak : false)]);
+    if (this.at === 'hooks') setTimeout(() => Promise.reject(new Error(process.env.OPENAI_API_KEY)), 1);
+  }
+  runnerHooks() {
+    return this.at === 'hooks' ? [{ onLlmStart: leak, onToolStart: leak }] : [];
+  }
+}
+
+export default defineShim({
+  name: 'leaky',
+  config: z.strictObject({ at: z.string(), skip: z.boolean().default(false) }),
+  create: (config) => new Leaky(config),
+});
+`;
+const LEAKY_CALLBACKS = [
+  'bind',
+  'onRunStart',
+  'prepareTurn',
+  'transformMessages',
+  'onModelResponse',
+  'onRunEnd',
+  'wrapModelCall',
+  'wrapToolCall',
+  'transformDelta',
+] as const;
+const SKIPPABLE = [
+  'onRunStart',
+  'prepareTurn',
+  'onModelResponse',
+  'onRunEnd',
+  'wrapModelCall',
+  'wrapToolCall',
+] as const;
+
 let lab: Lab;
 beforeAll(async () => {
   lab = await startTrial({
+    shims: { 'leaky.mjs': LEAKY_SHIM, 'broken.mjs': 'throw new Error(`no ${process.env.OPENAI_API_KEY}`);\n' },
     env: { ...CANARIES, API_KEYS: `alice:${ALICE},bob:${BOB}`, MODEL_MAX_RETRIES: '0', MAX_BODY_BYTES: '200000' },
   });
 });
@@ -79,6 +141,50 @@ describe('A02 keys of providers', () => {
     const text = await everything([...ids, told.id]);
     for (const canary of [...keys, ALICE, BOB]) expect(text.includes(canary), canary).toBe(false);
     expect(JSON.stringify(lab.model.requests.at(-1)?.body)).not.toContain(CANARIES.OPENAI_COMPATIBLE_API_KEY);
+  });
+});
+
+describe('A02 what a shim throws', () => {
+  it('A02 shows no key in the run, its events, the log, the answer to a bad agent, or the list of shims', async () => {
+    const keys = [...Object.values(CANARIES), ALICE, BOB];
+    const ids: unknown[] = [];
+    const leaky = async (config: JsonObject, expected: string): Promise<void> => {
+      const saved = await as(ALICE, 'PUT', '/v1/agents/leaky', {
+        name: 'leaky',
+        model: 'openai-compatible/m',
+        instructions: 'x',
+        shims: [{ use: 'leaky', config }],
+      });
+      expect(saved.status, JSON.stringify(saved.body)).toBeLessThan(300);
+      lab.model.respondWith((request) =>
+        toolResultsOf(request).length > 0 ? { text: 'done' } : calling(callOf('leak')),
+      );
+      const { id, status, error } = await run({ agent: 'leaky' });
+      expect([config, status, JSON.stringify(error)]).toEqual([config, expected, expect.any(String)]);
+      if (expected === 'failed') expect(JSON.stringify(error)).toContain('cannot call with [redacted]');
+      ids.push(id);
+      const preview = await as(ALICE, 'POST', '/v1/agents/leaky/preview', { input: 'x' });
+      for (const key of keys) expect(JSON.stringify(preview.body)).not.toContain(key);
+    };
+    for (const at of LEAKY_CALLBACKS) await leaky({ at }, 'failed');
+    for (const at of SKIPPABLE) await leaky({ at, skip: true }, 'completed');
+    // A gate that cannot be judged stays closed.
+    await leaky({ at: 'needsApproval' }, 'waiting');
+    await leaky({ at: 'hooks' }, 'completed');
+    lab.model.respondWith(undefined);
+    const refused = await as(ALICE, 'PUT', '/v1/agents/leaky', {
+      name: 'leaky',
+      model: 'openai-compatible/m',
+      instructions: 'x',
+      shims: [{ use: 'leaky', config: { at: 'create' } }],
+    });
+    expect(refused.status).toBe(422);
+    expect(JSON.stringify(refused.body)).toContain('cannot call with [redacted]');
+    const shims = await as(ALICE, 'GET', '/v1/shims');
+    expect(JSON.stringify(shims.body)).toContain('no [redacted]');
+    const text = `${await everything(ids)}${JSON.stringify([refused.body, shims.body])}`;
+    for (const key of keys) expect(text.includes(key), key).toBe(false);
+    expect(lab.server.logs.some((line) => line.includes('a line of the shim itself'))).toBe(true);
   });
 });
 
