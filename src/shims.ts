@@ -10,6 +10,7 @@ export { DelegatingBoundShim, DelegatingShim } from './agent/delegating.js';
 export type { AgentDescriptor, ToolSettings } from './agent/descriptor.js';
 export type { AgentTask, ModelDelta, ModelRequest, RunnerHooks, RunResult } from './agent/hooks.js';
 export { DelegationLimitError } from './agent/inheritance.js';
+export type { Decision, DecisionScope } from './agent/journal.js';
 export type { JsonValue } from './agent/json.js';
 export { NotJsonError } from './agent/json.js';
 export type { JsonSchema } from './agent/json-schema.js';
@@ -76,5 +77,5 @@ export type {
   ToolOutcome,
 } from './agent/tools.js';
 export { defineTool, toolFailure } from './agent/tools.js';
-export type { GatedCall } from './agent/turn.js';
+export type { ApprovalOptions, GatedCall } from './agent/turn.js';
 export { PreparedTurn } from './agent/turn.js';

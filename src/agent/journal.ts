@@ -69,11 +69,17 @@ export function copyPosition(position: Position): Position {
   };
 }
 
+/** How far a decision reaches, where the gate that asked offers it: this call, this run, or every run of the agent. */
+export const DecisionScopeSchema = z.enum(['once', 'run', 'agent']);
+export type DecisionScope = z.infer<typeof DecisionScopeSchema>;
+
+const scope = DecisionScopeSchema.optional();
+
 export const DecisionSchema = z.discriminatedUnion('decision', [
-  z.object({ decision: z.literal('approve') }),
-  z.object({ decision: z.literal('deny'), reason: z.string().optional() }),
-  z.object({ decision: z.literal('edit'), arguments: z.record(z.string(), z.json()) }),
-  z.object({ decision: z.literal('respond'), result: z.json() }),
+  z.object({ decision: z.literal('approve'), scope }),
+  z.object({ decision: z.literal('deny'), reason: z.string().optional(), scope }),
+  z.object({ decision: z.literal('edit'), arguments: z.record(z.string(), z.json()), scope }),
+  z.object({ decision: z.literal('respond'), result: z.json(), scope }),
 ]);
 export type Decision = z.infer<typeof DecisionSchema>;
 
@@ -97,6 +103,8 @@ export const ToolCallRecordSchema = z.object({
   outcome: z.custom<ToolOutcome>().optional(),
   interruption: InterruptionSchema.optional(),
   decision: DecisionSchema.optional(),
+  /** Shims whose gates asked for a person: they are told what was decided. */
+  askedBy: z.array(z.string()).optional(),
   settlement: SettlementSchema.optional(),
 });
 export type ToolCallRecord = z.infer<typeof ToolCallRecordSchema>;

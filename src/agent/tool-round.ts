@@ -4,7 +4,7 @@ import { toolCompleted } from './events.js';
 import type { Decision, ToolCallRecord } from './journal.js';
 import { cutText } from './json.js';
 import type { ModelResponse } from './messages.js';
-import { approvalSchema, failClosed, OUTCOME_SCHEMA, toolAsks } from './questions.js';
+import { approvalQuestion, editQuestion, OUTCOME_SCHEMA, type Question, tellDecision } from './questions.js';
 import { appendedAt, closeRound, deferAppended } from './round-closing.js';
 import type { Interruption } from './run.js';
 import { HandedOverError, RunError, ShimError } from './run-errors.js';
@@ -142,24 +142,11 @@ export class ToolRound {
   async #gate(record: ToolCallRecord): Promise<void> {
     const tool = this.#tools.get(record.name);
     if (tool === undefined) return;
-    const call = { toolCallId: record.toolCallId, name: record.name, arguments: record.arguments };
-    const gates = (this.#attempt.core?.gates ?? []).filter((gate) => failClosed(() => gate.matches(call)));
-    const asked = gates.length > 0 || (await toolAsks(this.#attempt, tool, record));
-    if (!asked) return;
-    const expiries = gates.flatMap((gate) => (gate.expiresInMs === undefined ? [] : [gate.expiresInMs]));
-    const expiresInMs = expiries.length === 0 ? undefined : Math.min(...expiries);
-    this.#wait(record, {
-      reason: 'approval',
-      message: gates.find((gate) => gate.message !== undefined)?.message ?? null,
-      responseSchema: approvalSchema(tool),
-      expiresAt: expiresInMs === undefined ? null : new Date(this.#attempt.clock.now() + expiresInMs).toISOString(),
-    });
+    const question = await approvalQuestion(this.#attempt, tool, record);
+    if (question !== undefined) this.#wait(record, question);
   }
 
-  #wait(
-    record: ToolCallRecord,
-    question: Pick<Interruption, 'reason' | 'message' | 'responseSchema' | 'expiresAt'>,
-  ): void {
+  #wait(record: ToolCallRecord, question: Question): void {
     record.state = 'waiting';
     record.interruption = {
       id: this.#attempt.deps.newId(),
@@ -196,10 +183,9 @@ export class ToolRound {
     const attempt = this.#attempt;
     let failed: ToolCallRecord | undefined;
     attempt.hold();
+    await this.#decideAll();
     for (const record of attempt.calls) {
-      if (record.state === 'waiting' && record.interruption?.reason === 'approval' && record.decision !== undefined)
-        this.#decide(record, record.decision);
-      else if (record.state === 'waiting' && record.settlement !== undefined) this.#settled(record);
+      if (record.state === 'waiting' && record.settlement !== undefined) this.#settled(record);
       else if (record.state === 'started') failed = this.#afterCrash(record) ?? failed;
     }
     await attempt.checkpoint({ calls: attempt.calls });
@@ -211,6 +197,31 @@ export class ToolRound {
           details: { toolCallId: failed.toolCallId, tool: failed.name },
         },
       );
+    }
+  }
+
+  /** What was decided about each call of the round. An edit that a gate had not seen coming is asked about again. */
+  async #decideAll(): Promise<void> {
+    const decided = this.#attempt.calls.flatMap((record) =>
+      record.state === 'waiting' && record.interruption?.reason === 'approval' && record.decision !== undefined
+        ? [{ record, decision: record.decision }]
+        : [],
+    );
+    // All of it is judged first: what a shim remembers of one decision must not answer for the next.
+    const again = new Map<ToolCallRecord, Question>();
+    for (const { record, decision } of decided) {
+      const tool = this.#tools.get(record.name);
+      if (decision.decision !== 'edit' || tool === undefined) continue;
+      const question = await editQuestion(this.#attempt, tool, record, decision.arguments);
+      if (question !== undefined) again.set(record, question);
+    }
+    for (const { record, decision } of decided) {
+      tellDecision(this.#attempt, this.#frame, record, decision);
+      this.#decide(record, decision);
+      const question = again.get(record);
+      if (question === undefined) continue;
+      delete record.decision;
+      this.#wait(record, question);
     }
   }
 
@@ -381,10 +392,7 @@ export class ToolRound {
       }
     }
     const startedAt = attempt.clock.now();
-    const outcome =
-      tool.handoffTo === undefined
-        ? await this.#execute(tool, record)
-        : ({ ok: true, result: `The conversation goes on with ${tool.handoffTo}.` } as const);
+    const outcome = await this.#execute(tool, record);
     const ms = attempt.clock.now() - startedAt;
     // A hand-over interrupted it: the record stays as it is, and the next start applies the tool's crash rule.
     if ((outcome === CANCELLED || wasInterrupted(record)) && attempt.signal.reason instanceof HandedOverError) return;

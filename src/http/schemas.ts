@@ -1,6 +1,7 @@
 import { z } from 'zod';
 import { AgentDescriptorSchema } from '../agent/descriptor.js';
 import { LifecycleEventSchema } from '../agent/events.js';
+import { DecisionScopeSchema } from '../agent/journal.js';
 import { RunLimitsSchema, RunSchema, RunStatusSchema } from '../agent/run.js';
 import { INPUT_COMPONENTS, InputSchema } from './input-schema.js';
 
@@ -33,12 +34,15 @@ export const StartBodySchema = z
 
 const id = z.string().min(1);
 const reason = z.string().optional();
+const scope = DecisionScopeSchema.optional().meta({
+  description: 'How far it reaches, where the responseSchema of the interruption offers it; once by default.',
+});
 
 const DecisionBodySchema = z.discriminatedUnion('decision', [
-  z.strictObject({ id, decision: z.literal('approve'), reason }),
-  z.strictObject({ id, decision: z.literal('deny'), reason }),
-  z.strictObject({ id, decision: z.literal('edit'), arguments: z.record(z.string(), json), reason }),
-  z.strictObject({ id, decision: z.literal('respond'), result: json, reason }),
+  z.strictObject({ id, decision: z.literal('approve'), reason, scope }),
+  z.strictObject({ id, decision: z.literal('deny'), reason, scope }),
+  z.strictObject({ id, decision: z.literal('edit'), arguments: z.record(z.string(), json), reason, scope }),
+  z.strictObject({ id, decision: z.literal('respond'), result: json, reason, scope }),
 ]);
 
 const SettleBodySchema = z.strictObject({

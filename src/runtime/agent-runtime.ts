@@ -1,5 +1,6 @@
 import type { AgentDescriptor } from '../agent/descriptor.js';
 import type { LifecycleEvent } from '../agent/events.js';
+import type { DecisionScope } from '../agent/journal.js';
 import type { JsonValue } from '../agent/json.js';
 import type { HistoryItem } from '../agent/messages.js';
 import type { Run, RunLimits, RunStatus } from '../agent/run.js';
@@ -29,6 +30,7 @@ export interface ResumeRun {
     readonly arguments?: Readonly<Record<string, JsonValue>> | undefined;
     readonly result?: JsonValue | undefined;
     readonly reason?: string | undefined;
+    readonly scope?: DecisionScope | undefined;
   }[];
   readonly settle?: readonly {
     readonly toolCallId: string;

@@ -1,6 +1,6 @@
 import { type EventInput, toolCompleted } from '../agent/events.js';
 import type { ToolCallRecord } from '../agent/journal.js';
-import { type Decision, firstPosition, type Position } from '../agent/journal.js';
+import { type Decision, type DecisionScope, firstPosition, type Position } from '../agent/journal.js';
 import { type HistoryItem, kindOf } from '../agent/messages.js';
 import { closingItems } from '../agent/round-closing.js';
 import { type InFlight, type Interruption, type RunLimits, TERMINAL_STATUSES } from '../agent/run.js';
@@ -12,6 +12,7 @@ import {
   StaleInterruptionError,
   StaleSettlementError,
   StateConflictError,
+  ValidationError,
   VersionMismatchError,
   WaitingForDecisionsError,
 } from '../errors.js';
@@ -86,7 +87,7 @@ export class RunChanges {
     const open = JSON.parse(this.#store.doc(n, 'interruptions') ?? '[]') as Interruption[];
     const budget = open.some((interruption) => interruption.reason === 'budget');
     const answered = [
-      ...(request.decisions ?? []).map((decision) => this.#decide(calls, decision)),
+      ...(request.decisions ?? []).map((decision, index) => this.#decide(calls, decision, index)),
       ...(request.settle ?? []).map((settlement) => this.#settle(calls, settlement)),
     ];
     if (answered.length === 0 && !(budget && request.limits !== undefined))
@@ -112,10 +113,15 @@ export class RunChanges {
     );
   }
 
-  #decide(calls: readonly ToolCallRecord[], answer: NonNullable<ResumeRun['decisions']>[number]): ToolCallRecord {
+  #decide(
+    calls: readonly ToolCallRecord[],
+    answer: NonNullable<ResumeRun['decisions']>[number],
+    index: number,
+  ): ToolCallRecord {
     const call = calls.find((each) => each.interruption?.id === answer.id);
     if (call?.state !== 'waiting' || call.interruption?.reason !== 'approval' || call.decision !== undefined)
       throw new StaleInterruptionError(answer.id);
+    assertScope(call.interruption, answer.scope, index);
     call.decision = decisionOf(answer);
     return call;
   }
@@ -281,15 +287,27 @@ function restarted(position: Position): Position {
   };
 }
 
+/** A wider reach than this call is the gate's to offer. @throws ValidationError */
+function assertScope({ responseSchema }: Interruption, scope: DecisionScope | undefined, index: number): void {
+  if (scope === undefined || scope === 'once') return;
+  const { scope: offered } = responseSchema.properties as { readonly scope?: { readonly enum: readonly string[] } };
+  if (offered?.enum.includes(scope) === true) return;
+  const message = `must be ${offered === undefined ? 'once' : `one of ${offered.enum.join(', ')}`} for this interruption`;
+  throw new ValidationError('The decision reaches further than the interruption offers.', [
+    { pointer: `/decisions/${index}/scope`, message },
+  ]);
+}
+
 function decisionOf(answer: NonNullable<ResumeRun['decisions']>[number]): Decision {
+  const scope = answer.scope === undefined ? {} : { scope: answer.scope };
   switch (answer.decision) {
     case 'approve':
-      return { decision: 'approve' };
+      return { decision: 'approve', ...scope };
     case 'deny':
-      return { decision: 'deny', ...(answer.reason === undefined ? {} : { reason: answer.reason }) };
+      return { decision: 'deny', ...(answer.reason === undefined ? {} : { reason: answer.reason }), ...scope };
     case 'edit':
-      return { decision: 'edit', arguments: (answer.arguments ?? {}) as never };
+      return { decision: 'edit', arguments: (answer.arguments ?? {}) as never, ...scope };
     case 'respond':
-      return { decision: 'respond', result: (answer.result ?? null) as never };
+      return { decision: 'respond', result: (answer.result ?? null) as never, ...scope };
   }
 }
