@@ -43,15 +43,20 @@ export class EffectRecorder {
   #toolRevision = -1;
   #modelArgs = 'null';
   #core: TurnCore | undefined;
-  readonly #pictures = new WeakMap<object, ItemPicture>();
+  readonly #memory: Memory;
   /** Digest of the history up to a length, so that a snapshot costs what was appended. */
-  #rolling: { items: readonly HistoryItem[]; size: number; digest: string } = { items: [], size: 0, digest: '' };
+  #rolling: Rolling;
+  /** What an earlier attempt had remembered, until this one has. */
+  #found: Rolling | undefined;
 
   constructor(working: WorkingState, digest: Digest) {
     this.#working = working;
     this.#digest = digest;
     this.#instructions = working.instructions;
     this.#history = working.history.slice();
+    this.#memory = memoryFor(digest);
+    this.#rolling = lastSeen(this.#memory, working.history);
+    this.#found = this.#rolling;
   }
 
   picture(text: string): Picture {
@@ -100,7 +105,7 @@ export class EffectRecorder {
     const before = this.#history;
     const after = this.#working.history;
     const kept = before.length;
-    const grown = after.length >= kept && before.every((item, index) => item === after[index]);
+    const grown = startsWith(after, before);
     if (grown && after.length === kept) return;
     if (grown) changes.push({ what: 'history+', items: after.slice(kept).map((item) => this.#itemPicture(item)) });
     else
@@ -140,7 +145,7 @@ export class EffectRecorder {
   }
 
   #itemPicture(item: HistoryItem): ItemPicture {
-    const known = typeof item === 'object' && item !== null ? this.#pictures.get(item) : undefined;
+    const known = typeof item === 'object' && item !== null ? this.#memory.pictures.get(item) : undefined;
     if (known !== undefined) return known;
     const kind = kindOf(item);
     const role = kind === 'message' ? (item as Message).role : undefined;
@@ -152,7 +157,7 @@ export class EffectRecorder {
       ...(internal === undefined ? {} : { internal }),
       ...this.picture(text),
     };
-    if (typeof item === 'object' && item !== null) this.#pictures.set(item, picture);
+    if (typeof item === 'object' && Object.isFrozen(item)) this.#memory.pictures.set(item as object, picture);
     return picture;
   }
 
@@ -180,18 +185,73 @@ export class EffectRecorder {
 
   #historyPicture(): Picture & { readonly length: number } {
     const { history } = this.#working;
-    const rolling = this.#rolling;
-    const grown =
-      history.length >= rolling.items.length && rolling.items.every((item, index) => item === history[index]);
-    let { size, digest } = grown ? rolling : { size: 0, digest: '' };
-    for (let index = grown ? rolling.items.length : 0; index < history.length; index += 1) {
+    const rolling = startsWith(history, this.#rolling.items) ? this.#rolling : NOTHING_SEEN;
+    let { size, digest } = rolling;
+    for (let index = rolling.items.length; index < history.length; index += 1) {
       const picture = this.#itemPicture(history[index] as HistoryItem);
       size += picture.size;
       digest = this.#digest(`${digest}${picture.digest}`);
     }
-    this.#rolling = { items: history.slice(), size, digest };
+    if (rolling.items.length < history.length) this.#remember({ items: history.slice(), size, digest });
     return { length: history.length, size, digest };
   }
+
+  /**
+   * For the next attempt, the history as this one found it: what comes later is read back from the store as other objects. Of a
+   * growing conversation only the latest is kept.
+   */
+  #remember(rolling: Rolling): void {
+    const before = this.#found;
+    this.#rolling = rolling;
+    if (before === undefined) return;
+    this.#found = undefined;
+    const { histories } = this.#memory;
+    const [old, last] = [lastObject(before.items), lastObject(rolling.items)];
+    if (old !== undefined) histories.delete(old);
+    if (last !== undefined) histories.set(last, rolling);
+  }
+}
+
+interface Rolling {
+  readonly items: readonly HistoryItem[];
+  readonly size: number;
+  readonly digest: string;
+}
+const NOTHING_SEEN: Rolling = Object.freeze({ items: [], size: 0, digest: '' });
+
+/**
+ * What was worked out about frozen items, for as long as somebody holds them: the next attempt of a conversation that is still in
+ * memory does not begin from nothing. A history is found by its last item that is an object.
+ */
+interface Memory {
+  readonly pictures: WeakMap<object, ItemPicture>;
+  readonly histories: WeakMap<object, Rolling>;
+}
+const memories = new WeakMap<Digest, Memory>();
+
+function memoryFor(digest: Digest): Memory {
+  const known = memories.get(digest);
+  if (known !== undefined) return known;
+  const made = { pictures: new WeakMap(), histories: new WeakMap() };
+  memories.set(digest, made);
+  return made;
+}
+
+function lastSeen({ histories }: Memory, history: readonly HistoryItem[]): Rolling {
+  for (let index = history.length - 1; index >= 0; index -= 1) {
+    const item = history[index];
+    const known = typeof item === 'object' && item !== null ? histories.get(item) : undefined;
+    if (known !== undefined) return startsWith(history, known.items) ? known : NOTHING_SEEN;
+  }
+  return NOTHING_SEEN;
+}
+
+function lastObject(items: readonly HistoryItem[]): object | undefined {
+  return items.findLast((item) => typeof item === 'object' && item !== null) as object | undefined;
+}
+
+function startsWith(history: readonly HistoryItem[], beginning: readonly HistoryItem[]): boolean {
+  return history.length >= beginning.length && beginning.every((item, index) => item === history[index]);
 }
 
 function toolNames(set: ToolSet): readonly string[] {

@@ -276,11 +276,30 @@ export function mayHoldInternal(json: string): boolean {
  * Frozen items are rendered once, so a long conversation does not pay for its age on every turn.
  */
 export function renderItem(item: HistoryItem): readonly Message[] {
+  if (typeof item === 'string') return renderText(item);
   if (typeof item !== 'object' || item === null) return [renderContent(item)];
   const known = rendered.get(item);
   if (known !== undefined) return known;
   const messages = deepFreeze(renderObject(item));
   if (Object.isFrozen(item)) rendered.set(item, messages);
+  return messages;
+}
+
+/** Texts cannot be keys of a weak map: so the short ones that were rendered lately are kept by their value. */
+const renderedTexts = new Map<string, readonly Message[]>();
+const MAX_TEXTS = 4096;
+const MAX_TEXT_LENGTH = 2000;
+
+function renderText(text: string): readonly Message[] {
+  const known = renderedTexts.get(text);
+  if (known !== undefined) return known;
+  const messages = Object.freeze([renderContent(text)]);
+  if (text.length > MAX_TEXT_LENGTH) return messages;
+  if (renderedTexts.size >= MAX_TEXTS) {
+    const [oldest] = renderedTexts.keys();
+    if (oldest !== undefined) renderedTexts.delete(oldest);
+  }
+  renderedTexts.set(text, messages);
   return messages;
 }
 

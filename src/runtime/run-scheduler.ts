@@ -65,6 +65,8 @@ export class RunScheduler {
   drive(start: AttemptStart, slot: 'reserved' | 'outside'): RunWorker {
     if (slot === 'reserved') this.#reserved -= 1;
     else this.#outside += 1;
+    // What the claim read is committed by now.
+    this.#deps.store.keep(start.saved);
     const worker = new RunWorker(this.#deps, start);
     this.#workers.set(worker.runId, worker);
     // A cancel that was committed between the claim and this moment found no worker to tell.

@@ -7,7 +7,6 @@ import {
   type ToolCallRecord,
   ToolCallRecordSchema,
 } from '../agent/journal.js';
-import { deepFreeze } from '../agent/json.js';
 import {
   type HistoryItem,
   ItemKindSchema,
@@ -18,7 +17,8 @@ import {
 } from '../agent/messages.js';
 import { UsageSchema } from '../agent/model.js';
 import { PromptSpecSchema } from '../agent/template.js';
-import { type DocKind, RunRowSchema } from './run-rows.js';
+import { ConversationCache, type ReadConversation, type ReadPart } from './conversation-cache.js';
+import { type DocKind, type RunRow, RunRowSchema } from './run-rows.js';
 import { Statements } from './statements.js';
 
 const CheckpointRowSchema = z.object({
@@ -44,6 +44,9 @@ export type CheckpointRow = z.infer<typeof CheckpointRowSchema>;
  * and the open calls only grow; a checkpoint remembers how far each had grown.
  */
 export class ConversationStore extends Statements {
+  readonly #cache = new ConversationCache();
+  readonly #read = new WeakMap<SavedState, ReadConversation>();
+
   putDoc(n: number, kind: DocKind, body: string | undefined): void {
     if (body === undefined) this.sql('DELETE FROM run_docs WHERE run = ? AND kind = ?').run(n, kind);
     else
@@ -63,25 +66,62 @@ export class ConversationStore extends Statements {
   /** Everything that the loop takes up, read back as it was stored. */
   load(n: number): SavedState {
     const row = RunRowSchema.parse(this.sql('SELECT * FROM runs WHERE n = ?').get(n));
-    const responses = (this.sql('SELECT body FROM responses WHERE run = ? ORDER BY n').pluck().all(n) as string[]).map(
-      (body) => deepFreeze(JSON.parse(body) as ModelResponse),
-    );
-    const byCall = new Map(responses.map((response) => [response.modelCallId, response]));
-    const items = this.sql('SELECT kind, body FROM history WHERE run = ? AND gen = ? AND gone = 0 ORDER BY n').all(
-      n,
-      row.history_gen,
-    ) as { kind: string; body: string }[];
+    const known = this.#cache.get(n);
+    const responses = this.#readResponses(n, known?.responses ?? NOTHING);
+    const { history, lasting } = this.#readHistory(row, {
+      known: known?.gen === row.history_gen ? known.history : NOTHING,
+      responses: responses.all,
+    });
     const { instructions, state } = this.#loadState(n);
-    return {
+    const saved: SavedState = {
       instructions,
-      history: items.map(({ kind, body }) => revive(kind, body, byCall)),
-      responses,
+      history,
+      responses: responses.all,
       state,
       turnCount: row.turn_count,
       usage: UsageSchema.parse(JSON.parse(row.usage)),
       position: this.position(n),
       toolCalls: this.calls(n),
     };
+    this.#read.set(saved, { run: n, gen: row.history_gen, history: lasting, responses });
+    return saved;
+  }
+
+  /** The transaction that read this is committed: from now on `load` reads only what comes after it. */
+  keep(saved: SavedState): void {
+    const read = this.#read.get(saved);
+    if (read !== undefined) this.#cache.keep(read);
+  }
+
+  protected forget(n: number): void {
+    this.#cache.drop(n);
+  }
+
+  #readResponses(n: number, known: ReadPart<ModelResponse>): ReadPart<ModelResponse> {
+    const rows = this.sql('SELECT n, body FROM responses WHERE run = ? AND n > ? ORDER BY n').all(n, known.n) as {
+      n: number;
+      body: string;
+    }[];
+    return extended(
+      known,
+      rows.map((row) => ({ ...row, value: reviveItem('response', row.body) as ModelResponse })),
+    );
+  }
+
+  /** The whole history, and its beginning up to the first ephemeral message: what follows moves up when that one goes. */
+  #readHistory(
+    row: RunRow,
+    { known, responses }: { readonly known: ReadPart<HistoryItem>; readonly responses: readonly ModelResponse[] },
+  ): { readonly history: readonly HistoryItem[]; readonly lasting: ReadPart<HistoryItem> } {
+    const rows = this.sql(
+      'SELECT n, kind, ephemeral, body FROM history WHERE run = ? AND gen = ? AND n > ? AND gone = 0 ORDER BY n',
+    ).all(row.n, row.history_gen, known.n) as { n: number; kind: string; ephemeral: number; body: string }[];
+    const byCall = new Map(rows.length === 0 ? [] : responses.map((response) => [response.modelCallId, response]));
+    const read = rows.map((each) => ({ ...each, value: revive(each.kind, each.body, byCall) }));
+    const passing = read.findIndex(({ ephemeral }) => ephemeral === 1);
+    const lasting = extended(known, passing < 0 ? read : read.slice(0, passing));
+    const rest = passing < 0 ? [] : read.slice(passing).map(({ value }) => value);
+    return { history: rest.length === 0 ? lasting.all : [...lasting.all, ...rest], lasting };
   }
 
   #loadState(n: number): Pick<SavedState, 'instructions' | 'state'> {
@@ -244,6 +284,20 @@ export class ConversationStore extends Statements {
 }
 
 const NO_RESPONSES: ReadonlySet<string> = new Set();
+const NOTHING: ReadPart<never> = Object.freeze({ all: [], n: 0, chars: 0 });
+
+function extended<T>(
+  known: ReadPart<T>,
+  rows: readonly { readonly n: number; readonly body: string; readonly value: T }[],
+): ReadPart<T> {
+  const last = rows.at(-1);
+  if (last === undefined) return known;
+  return {
+    all: [...known.all, ...rows.map(({ value }) => value)],
+    n: last.n,
+    chars: rows.reduce((sum, { body }) => sum + body.length, known.chars),
+  };
+}
 
 /** A response that stands in `responses` already is only named by the history, so that its bytes are written once. */
 function bodyOf(item: HistoryItem, stored: ReadonlySet<string>): string {
