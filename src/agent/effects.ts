@@ -247,7 +247,7 @@ function lastSeen({ histories }: Memory, history: readonly HistoryItem[]): Rolli
 }
 
 function lastObject(items: readonly HistoryItem[]): object | undefined {
-  return items.findLast((item) => typeof item === 'object' && item !== null) as object | undefined;
+  return items.findLast((item) => typeof item === 'object' && item !== null);
 }
 
 function startsWith(history: readonly HistoryItem[], beginning: readonly HistoryItem[]): boolean {
