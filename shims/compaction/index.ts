@@ -1,0 +1,11 @@
+import { defineShim } from 'shimline/shims';
+import { compactionConfig } from './config.js';
+import { CompactionShim } from './compaction.js';
+
+export default defineShim({
+  name: 'compaction',
+  version: 1,
+  description: 'Keeps a conversation within the context window: replaces its older part by a summary.',
+  config: compactionConfig,
+  create: (config, { name }) => new CompactionShim(config, { name }),
+});
