@@ -37,6 +37,7 @@ import { RunScheduler } from './runtime/run-scheduler.js';
 import { RunViews } from './runtime/run-views.js';
 import { Runtime } from './runtime/runtime.js';
 import { ShimLoader } from './runtime/shim-loader.js';
+import { StrayErrors } from './runtime/stray-errors.js';
 import { AgentStore } from './store/agent-store.js';
 import { lockFolder, openDatabase, openReader } from './store/database.js';
 import { EventReader } from './store/event-reader.js';
@@ -134,8 +135,8 @@ export interface Server {
 }
 
 /** The whole server of a process. @throws whatever keeps it from starting, e.g. a data folder that another server has */
-export async function createServer(config: Config, log: Logger): Promise<Server> {
-  const parts = await createRuntime(config, log);
+export async function createServer(config: Config, log: Logger, strays = new StrayErrors(log)): Promise<Server> {
+  const parts = await createRuntime(config, log, strays);
   const app = await buildApp({ config, log, ...parts });
   app.addHook('onClose', async () => parts.close());
   return {
@@ -152,7 +153,7 @@ export async function createServer(config: Config, log: Logger): Promise<Server>
 }
 
 /** Store, models, shims, agents and runtime, each made once. */
-async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts> {
+async function createRuntime(config: Config, log: Logger, strays: StrayErrors): Promise<RuntimeParts> {
   const lock = lockFolder(config.DATA_DIR);
   const database = openDatabase(config.DATA_DIR, config.DURABILITY);
   const readerConnection = openReader(config.DATA_DIR);
@@ -209,7 +210,7 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
   };
   const dataDir = resolve(config.DATA_DIR);
   const scheduler = new RunScheduler(
-    { store, writer, eventLog, now, loop, dataDir },
+    { store, writer, eventLog, now, loop, dataDir, strays },
     { maxConcurrent: config.MAX_CONCURRENT_RUNS },
   );
   const runtime: Runtime = new Runtime({
@@ -243,6 +244,11 @@ async function createRuntime(config: Config, log: Logger): Promise<RuntimeParts>
     cancel: async (row) => runtime.cancelOrphan(row),
   });
   runtime.attach(recovery);
+  strays.connect({
+    foreignCode: () => shims.hasForeign,
+    shimAt: (stack) => shims.shimAt(stack),
+    failRun: (runId, error) => scheduler.worker(runId)?.fail(error),
+  });
   const retention = new Retention({
     store,
     writer,

@@ -3,6 +3,7 @@ import { type Logger, pino, stdTimeFunctions } from 'pino';
 import { createServer, type Server } from './app.js';
 import { type Config, ConfigError, parseConfig, secretsOf } from './config.js';
 import { secretRemover } from './models/error-text.js';
+import { StrayErrors } from './runtime/stray-errors.js';
 
 /** Shorter keys can be guessed; they are taken all the same, since the choice is the operator's. */
 const SHORT_KEY = 16;
@@ -33,12 +34,18 @@ async function run(settings: Config): Promise<void> {
     timestamp: stdTimeFunctions.isoTime,
     hooks: { streamWrite: conceal },
   });
-  surviveStrayErrors(log);
+  const strays = new StrayErrors(log);
+  process.on('unhandledRejection', (error) => {
+    strays.report(error, 'unhandled rejection');
+  });
+  process.on('uncaughtException', (error) => {
+    strays.report(error, 'uncaught exception');
+  });
   for (const { name, key } of settings.API_KEYS ?? []) {
     if (key.length < SHORT_KEY) log.warn({ key: name }, `API key has fewer than ${SHORT_KEY} characters`);
   }
   try {
-    const server = await createServer(settings, log);
+    const server = await createServer(settings, log, strays);
     stopOnSignals(server, settings, log);
     log.info({ url: await server.listen() }, 'listening');
   } catch (error) {
@@ -75,21 +82,4 @@ function stopOnSignals(server: Server, settings: Config, log: Logger): void {
   };
   process.on('SIGTERM', stop);
   process.on('SIGINT', stop);
-}
-
-/**
- * Nothing that a client, shim, tool or model does may end the process that everybody's runs live in: a rejection that nobody
- * awaited, or a throw in somebody's timer, is logged and that is all.
- */
-function surviveStrayErrors(log: Logger): void {
-  const report = (message: string) => (error: unknown) => {
-    log.error({ err: error, ...runIdOf(error) }, message);
-  };
-  process.on('unhandledRejection', report('unhandled rejection'));
-  process.on('uncaughtException', report('uncaught exception'));
-}
-
-function runIdOf(error: unknown): { readonly runId?: string } {
-  if (typeof error !== 'object' || error === null || !('runId' in error)) return {};
-  return typeof error.runId === 'string' ? { runId: error.runId } : {};
 }

@@ -2,9 +2,17 @@ import type { AgentInstance, LoopDeps } from '../agent/attempt.js';
 import type { NamedShim } from '../agent/bound-shims.js';
 import type { SavedState } from '../agent/journal.js';
 import { runAttempt } from '../agent/loop.js';
-import { failureProblem, HandedOverError, messageOf, RunCancelledError, runErrorData } from '../agent/run-errors.js';
+import {
+  failureProblem,
+  HandedOverError,
+  messageOf,
+  RunCancelledError,
+  type RunError,
+  runErrorData,
+} from '../agent/run-errors.js';
 import type { RequestDoc, RunRow } from '../store/run-rows.js';
 import { type Ancestor, RunJournal, type RunJournalDeps } from './run-journal.js';
+import type { StrayErrors } from './stray-errors.js';
 
 /** An attempt that is to be driven: the right to it, and everything that it begins with. */
 export interface AttemptStart {
@@ -24,6 +32,7 @@ export interface AttemptStart {
 export interface WorkerDeps extends RunJournalDeps {
   readonly loop: Omit<LoopDeps, 'agent'>;
   readonly dataDir: string;
+  readonly strays?: StrayErrors;
 }
 
 interface ShimHash {
@@ -56,12 +65,17 @@ export class RunWorker {
         this.#controller.abort(error);
       },
     });
-    this.done = this.#drive();
+    this.done = deps.strays === undefined ? this.#drive() : deps.strays.within(this.runId, async () => this.#drive());
   }
 
   /** Stops the attempt: model connection, tools, waits; then its clean-up runs and it ends as cancelled. */
   cancel(requestedAtMs: number): void {
     this.#controller.abort(new RunCancelledError('The run was cancelled.', requestedAtMs));
+  }
+
+  /** Ends the attempt as failed, for what was thrown where nobody could catch it; once its end is settled, that stands. */
+  fail(error: RunError): void {
+    this.#controller.abort(error);
   }
 
   /** Gives the run to the next start: at its next checkpoint, or at once. */

@@ -128,6 +128,19 @@ export class ShimLoader implements ShimSource {
     return [...this.#served.keys()].sort();
   }
 
+  /** Whether a shim serves that is not of the package, nor another version of one that is. */
+  get hasForeign(): boolean {
+    const { folders, builtIn } = this.#options;
+    return [...this.#served.values()].some(
+      ({ entry, overrides }) => folders[entry.folderIndex] !== builtIn && overrides === undefined,
+    );
+  }
+
+  /** The shim in whose file an error was made, by its stack. */
+  shimAt(stack: string): string | undefined {
+    return [...this.#served.values()].find(({ shim }) => stack.includes(shim.file))?.shim.name;
+  }
+
   conceal(text: string): string {
     return this.#options.conceal?.(text) ?? text;
   }

@@ -2,7 +2,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { calling, callOf, ended, follow, getRun, type Lab, logOf, resume, runToEnd, startRun } from '../server/lab.js';
 import { editDatabase } from '../support/database-check.js';
-import { toolResultsOf } from '../support/request-view.js';
+import { lastUserText, toolResultsOf } from '../support/request-view.js';
 import { ServerProcess } from '../support/server-process.js';
 import { waitFor } from '../support/wait.js';
 import { cancel, decideAll, nextTurnWorks, putTrialAgent, startTrial } from './trial.js';
@@ -192,12 +192,58 @@ describe('K06 nothing that a client, tool or model does ends the process', () =>
     await nextTurnWorks(lab, ids.at(-1));
   }, 60_000);
 
-  it('K06 a rejection that a tool left behind is logged, and nobody else feels it', async () => {
+  const strayLines = (id: unknown): number =>
+    lab.server
+      .logObjects()
+      .filter(({ msg, runId }) => runId === id && /^(unhandled rejection|uncaught exception)$/.test(String(msg)))
+      .length;
+
+  it('K06 an error that a tool lets go astray is logged with the id of its run and fails that run; nobody else feels it', async () => {
     const { pid } = lab.server;
-    lab.model.script(calling(callOf('stray')), { text: 'unharmed' });
-    expect(await runToEnd(lab, {})).toMatchObject({ status: 'completed', output: 'unharmed' });
-    await waitFor(() => lab.server.logs.some((line) => line.includes('unhandled rejection')));
+    const n = fresh();
+    const block = lab.ledger.blockAfter(has(n));
+    lab.model.respondWith((request) => {
+      const [, how] = lastUserText(request).split(' ');
+      if (toolResultsOf(request).length === 0) return calling(callOf('stray', { n: how === 'calm' ? 0 : n, how }));
+      return how === 'calm' ? { text: 'unharmed' } : { text: ['a', 'b'], cut: { after: 'half-text', how: 'stall' } };
+    });
+    const start = async (how: string): Promise<string> => String((await startRun(lab, { input: `go ${how}` })).body.id);
+    const strays = await Promise.all(['reject', 'await', 'timer', 'emitter'].map(start));
+    for (const id of strays) {
+      const stream = await follow(lab, `/v1/runs/${id}/events`);
+      await stream.collect({ until: ({ event }) => event === 'model.delta' });
+      stream.close();
+    }
+    lab.model.respondWith(undefined);
+    const held = lab.ledger.blockAfter(has(n + 0.5));
+    lab.model.script(calling(callOf('effect', { n: n + 0.5 })), { text: 'unharmed' });
+    const calm = await start('calm');
+    await held.reached;
+    block.release();
+    for (const id of strays) {
+      expect(await ended(lab, id)).toMatchObject({
+        status: 'failed',
+        partialOutput: 'a',
+        error: { code: 'shim_failed', shim: 'trial', phase: 'background', cause: 'nobody waits for this' },
+      });
+      expect(strayLines(id)).toBe(1);
+      await logOf(lab, id);
+    }
+    held.release();
+    expect(await ended(lab, calm)).toMatchObject({ status: 'completed', output: 'unharmed' });
     expect(lab.server.pid).toBe(pid);
     expect((await lab.server.json('GET', '/readyz')).status).toBe(200);
+    await nextTurnWorks(lab, strays[0]);
+  });
+
+  it('K06 an error that goes astray after the end of its run is logged with its id, and changes nothing', async () => {
+    const n = fresh();
+    const block = lab.ledger.blockAfter(has(n));
+    lab.model.script(calling(callOf('stray', { n, how: 'reject' })), { text: 'unharmed' });
+    const run = await runToEnd(lab, {});
+    expect(run).toMatchObject({ status: 'completed', output: 'unharmed' });
+    block.release();
+    await waitFor(() => strayLines(run.id) === 1);
+    expect(await getRun(lab, run.id)).toEqual(run);
   });
 });

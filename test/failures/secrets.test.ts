@@ -46,7 +46,9 @@ class Leaky extends Shim {
     if (this.at === 'prepareTurn') leak();
     const tool = (needsApproval) => defineTool({ name: 'leak', description: 'x', parameters: z.object({}), needsApproval, execute: () => 'done' });
     turn.addTools([tool(this.at === 'needsApproval' ? leak : false)]);
-    if (this.at === 'hooks') setTimeout(() => Promise.reject(new Error(process.env.OPENAI_API_KEY)), 1);
+    if (this.at !== 'background') return;
+    void (async () => leak())();
+    return new Promise((resolve) => setTimeout(resolve, 50));
   }
   runnerHooks() {
     return this.at === 'hooks' ? [{ onLlmStart: leak, onToolStart: leak }] : [];
@@ -166,7 +168,7 @@ describe('A02 what a shim throws', () => {
       const preview = await as(ALICE, 'POST', '/v1/agents/leaky/preview', { input: 'x' });
       for (const key of keys) expect(JSON.stringify(preview.body)).not.toContain(key);
     };
-    for (const at of LEAKY_CALLBACKS) await leaky({ at }, 'failed');
+    for (const at of [...LEAKY_CALLBACKS, 'background']) await leaky({ at }, 'failed');
     for (const at of SKIPPABLE) await leaky({ at, skip: true }, 'completed');
     // A gate that cannot be judged stays closed.
     await leaky({ at: 'needsApproval' }, 'waiting');

@@ -10,6 +10,7 @@ import { temporaryFolder } from '../support/wait.js';
 
 /** A shim whose tools misbehave in the ways that the trials want, with all their effects in the ledger. */
 const TRIAL_SHIM = `
+import { EventEmitter } from 'node:events';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { defineShim, defineTool, z } from 'shimline/shims';
 
@@ -67,8 +68,18 @@ export default defineShim({
         if (mine !== args.marker || mine !== turn.metadata.marker) await effect(ledger, 'foreign', { mine, theirs: args.marker });
         return mine;
       }),
-      tool('stray', () => {
-        setTimeout(() => Promise.reject(new Error('nobody waits for this')), 1);
+      tool('stray', (args, ctx) => {
+        const error = new Error('nobody waits for this');
+        const fail = {
+          reject: () => Promise.reject(error),
+          await: async () => { await sleep(1); throw error; },
+          timer: () => setTimeout(() => { throw error; }, 1),
+          emitter: () => setImmediate(() => new EventEmitter().emit('error', error)),
+        }[args.how];
+        void (async () => {
+          await effect(ledger, 'stray', fields(args, ctx));
+          void fail();
+        })();
         return 'gone astray';
       }),
       tool('bulk', (args) => {
