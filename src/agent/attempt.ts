@@ -419,7 +419,8 @@ export class Attempt implements AttemptPort, SessionHost {
     try {
       const result = await this.deps.spawn(parent, request, stop);
       this.usage = addUsage(this.usage, result.usage);
-      if (abortedAt !== undefined) {
+      // A child whose own time was over, or that only its call gave up, is on no receipt of this run's cancel.
+      if (abortedAt !== undefined && this.signal.aborted) {
         const flown = result.cancellation?.inFlight ?? [];
         const sideEffects = flown.some((entry) => entry.sideEffects === 'unknown') ? 'unknown' : 'none';
         const obeyed = flown.every((entry) => entry.obeyed);

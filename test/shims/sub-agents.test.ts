@@ -294,6 +294,24 @@ describe('in the server', () => {
     expect(await childrenOf(body.id)).toMatchObject([{ status: 'cancelled' }]);
   });
 
+  it('R72 a child whose time was over before is on no receipt of a later cancel', async () => {
+    await putAgent(seam, 'hasty', {
+      shims: [{ use: 'sub-agents', config: { agents: [{ name: 'worker', description: 'Works.' }], timeoutMs: 50 } }],
+    });
+    const block = seam.ledger.blockBefore('slow');
+    seam.model.script(calling(task('worker')), calling(callOf('slow')), {
+      text: 'never',
+      cut: { after: 'text', how: 'stall' },
+    });
+    const { body } = await startRun(seam, { agent: 'hasty' });
+    await waitFor(() => seam.model.unusedReplies === 0);
+    expect(results()[0]).toContain('was not done after 50 ms');
+    block.release();
+    await seam.server.json('DELETE', `/v1/runs/${String(body.id)}`);
+    const { cancellation } = await ended(seam, body.id);
+    expect((cancellation as { inFlight: JsonObject[] }).inFlight).toMatchObject([{ kind: 'model' }]);
+  });
+
   it('a child that a client cancels is an error result, and the parent goes on', async () => {
     const block = seam.ledger.blockBefore('slow');
     seam.model.script(calling(task('worker')), calling(callOf('slow')), { text: 'done' });
