@@ -15,7 +15,7 @@ const RETRY_PAUSE_MS = 200;
 
 export function toolContext(
   attempt: Attempt,
-  call: { readonly toolCallId: string; readonly idempotencyKey: string },
+  call: Pick<ToolCallRecord, 'toolCallId' | 'idempotencyKey' | 'decision'>,
   signal: AbortSignal,
 ): ToolContext {
   const shimState = new ReadOnlyState(() => attempt.working.live);
@@ -26,6 +26,7 @@ export function toolContext(
     idempotencyKey: call.idempotencyKey,
     signal,
     log: attempt.log,
+    approved: call.decision?.decision === 'approve' || call.decision?.decision === 'edit',
     shimState,
     progress: (data: JsonValue) => {
       const outcome = outcomeOf(data);
