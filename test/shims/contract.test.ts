@@ -9,6 +9,7 @@ const folder = join(import.meta.dirname, '../../shims');
 
 /** What the shims need that cannot do without a config. A new shim is found by itself. */
 const OPTIONS: Readonly<Record<string, ContractOptions>> = {
+  approval: { config: { otherwise: 'allow' } },
   'exclude-tools': { config: { names: ['contract_hidden'] } },
 };
 
