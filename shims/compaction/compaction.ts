@@ -240,13 +240,13 @@ class CompactionSession extends BoundShim {
         callModel: async (request) => turn.callModel(request, { purpose: 'compaction' }),
       });
       if (typeof summary !== 'string' || summary.trim() === '') throw new CompactionError('The summary is empty.');
-      const bounded = shortened(summary.trim().toWellFormed(), this.#summaryTokens * 2, tokensOf);
-      const gained = folded + (previous === undefined ? 0 : tokensOf(previous)) - tokensOf(bounded);
-      if (gained < folded * 0.1)
+      const size = tokensOf(summary);
+      const gained = folded + (previous === undefined ? 0 : tokensOf(previous)) - size;
+      if (gained < folded * 0.1 || size > this.#summaryTokens * 2)
         throw new CompactionError(
-          `The summary has ${tokensOf(bounded)} tokens in place of ${folded}: that gains nothing.`,
+          `The summary has ${size} tokens in place of ${folded}, where ${this.#summaryTokens} were asked for: that is none.`,
         );
-      return bounded;
+      return summary.trim().toWellFormed();
     } catch (error) {
       if (turn.signal.aborted) throw error;
       const { attempts } = turn.state as CompactionState;
@@ -353,11 +353,10 @@ function measure(turn: PreparedTurn, meter: Meter): Measure {
   if (index < 0) return { tokens: estimate, source: 'estimate' };
   const since = meter.items(history.slice(index + 1));
   const { inputTokens, outputTokens, reasoningTokens } = last.usage;
-  const known = inputTokens + Math.max(0, outputTokens - reasoningTokens) + since;
   // A test double's or a gateway's made-up figure must not keep a full context from being seen.
-  return inputTokens > 0 && known >= estimate * BELIEVABLE
-    ? { tokens: known, source: 'usage' }
-    : { tokens: estimate, source: 'estimate' };
+  const sent = estimate - meter.items(history.slice(index));
+  if (inputTokens <= 0 || inputTokens < sent * BELIEVABLE) return { tokens: estimate, source: 'estimate' };
+  return { tokens: inputTokens + Math.max(0, outputTokens - reasoningTokens) + since, source: 'usage' };
 }
 
 /** A result of about so many tokens: its text cut in the middle, its media named only. */
