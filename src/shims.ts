@@ -38,6 +38,7 @@ export type { RunLimits } from './agent/run.js';
 export type { RunErrorCode } from './agent/run-errors.js';
 export {
   BudgetReachedError,
+  LimitExceededError,
   ModelCallError,
   RunCancelledError,
   RunError,

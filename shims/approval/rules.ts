@@ -56,9 +56,9 @@ type Rule = z.output<typeof ruleSchema>;
 /** The operations of the tools of `workspace-tools`; of a tool with several the strictest verdict counts. */
 const OPERATIONS: Readonly<Record<string, readonly string[]>> = {
   read: ['read'],
-  find: ['read'],
-  grep: ['read'],
-  ls: ['read'],
+  find: ['read:find'],
+  grep: ['read:grep'],
+  ls: ['read:ls'],
   write: ['write:create_file', 'write:overwrite'],
   patch: ['write:patch'],
   bash: ['bash:execute_command'],

@@ -2,7 +2,14 @@ import type { Attempt } from './attempt.js';
 import { CancelledFirstError, type Settled } from './journal.js';
 import type { FinishReason } from './model.js';
 import type { Interruption } from './run.js';
-import { BudgetReachedError, HandedOverError, RunCancelledError, RunError, ShimError } from './run-errors.js';
+import {
+  BudgetReachedError,
+  HandedOverError,
+  LimitExceededError,
+  RunCancelledError,
+  RunError,
+  ShimError,
+} from './run-errors.js';
 
 /** What an attempt has come to, before and while it is cleaned up. */
 export type Outcome =
@@ -21,13 +28,23 @@ export function outcomeOfSettled(settled: Settled): Outcome {
   };
 }
 
+/** Whether the attempt stops because something is used up: what had not begun then can go on when there is more of it. */
+export function isUsedUp(error: unknown): boolean {
+  return error instanceof LimitExceededError || budgetOf(error) !== undefined;
+}
+
 function budgetOf(error: unknown): BudgetReachedError | undefined {
   if (error instanceof BudgetReachedError) return error;
   return error instanceof ShimError && error.cause instanceof BudgetReachedError ? error.cause : undefined;
 }
 
 function budgetQuestion(attempt: Attempt, { message }: BudgetReachedError): Interruption {
-  const responseSchema = { type: 'object', properties: { limits: { type: 'object' } }, required: ['limits'] };
+  const raised = { type: 'object' };
+  const responseSchema = {
+    type: 'object',
+    properties: { limits: raised, shims: raised },
+    anyOf: [{ required: ['limits'] }, { required: ['shims'] }],
+  };
   return {
     id: attempt.deps.newId(),
     reason: 'budget',

@@ -58,6 +58,8 @@ export interface RunScope {
   /** Folder for files of a shim's own. */
   readonly dataDir: string;
   readonly limits: RunLimits;
+  /** Tokens of the run so far: of all its model calls, hidden and failed ones included, and of its children that are over. */
+  readonly usage: Usage;
   /** This shim's own namespace (R20a): an object of its schema's type, changed in place, checked at each commit. */
   readonly state: unknown;
   /** Writes the event `custom.<name>` (or `plan.updated`) into the run's log. */
@@ -79,6 +81,7 @@ export interface AttemptPort {
   readonly key: string | null;
   readonly dataDir: string;
   readonly limits: RunLimits;
+  readonly usage: Usage;
   readonly working: WorkingState;
   emit(shim: string, name: string, data: JsonValue): void;
   callModel(shim: string, request: ShimModelRequest, purpose: string, signal: AbortSignal): Promise<ModelResponse>;
@@ -147,6 +150,9 @@ export class ShimScope implements RunScope {
   }
   get limits(): RunLimits {
     return this.#attempt.limits;
+  }
+  get usage(): Usage {
+    return this.#attempt.usage;
   }
   get state(): unknown {
     this.assertOpen();

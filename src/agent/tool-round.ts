@@ -4,12 +4,13 @@ import { toolCompleted } from './events.js';
 import type { Decision, ToolCallRecord } from './journal.js';
 import { cutText } from './json.js';
 import type { ModelResponse } from './messages.js';
+import { isUsedUp } from './outcome.js';
 import { approvalQuestion, editQuestion, OUTCOME_SCHEMA, type Question, tellDecision } from './questions.js';
 import { appendedAt, closeRound, deferAppended } from './round-closing.js';
 import type { Interruption } from './run.js';
 import { HandedOverError, RunError, ShimError } from './run-errors.js';
 import { callsIn } from './sendable.js';
-import { argumentFaults, CANCELLED, runToolCall, wasInterrupted } from './tool-run.js';
+import { argumentFaults, CANCELLED, hasReachedTool, runToolCall, wasInterrupted } from './tool-run.js';
 import type { ToolConfig } from './tool-set.js';
 import type { Tool, ToolOutcome } from './tools.js';
 
@@ -337,8 +338,8 @@ export class ToolRound {
       }
     };
     await Promise.all(Array.from({ length: Math.min(this.#parallel, queue.length) }, work));
+    if (failure !== undefined || attempt.signal.aborted) this.#giveBack();
     if (failure !== undefined) throw failure;
-    if (attempt.signal.aborted) this.#giveBack();
     attempt.signal.throwIfAborted();
     const interruptions = attempt.calls.flatMap((record) =>
       record.state === 'waiting' && record.interruption !== undefined ? [record.interruption] : [],
@@ -347,7 +348,7 @@ export class ToolRound {
     return this.#close();
   }
 
-  /** Calls that are recorded as begun but were not: a hand-over came first. They are no crash. */
+  /** Calls that are recorded as begun but were not: a hand-over or a failure came first. They are no crash. */
   #giveBack(): void {
     const untouched = this.#attempt.calls.filter((record) => record.state === 'started' && !this.#ran.has(record));
     for (const record of untouched) record.state = 'pending';
@@ -359,6 +360,10 @@ export class ToolRound {
     this.#attempt.callsRunning += 1;
     try {
       return await runToolCall(this.#attempt, this.#frame, tool, record);
+    } catch (error) {
+      // Stopped on the way to its tool: it has not begun.
+      if (isUsedUp(error) && !hasReachedTool(record)) this.#ran.delete(record);
+      throw error;
     } finally {
       this.#attempt.callsRunning -= 1;
     }

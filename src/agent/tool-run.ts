@@ -4,7 +4,7 @@ import { GRACE_MS, type ShimSession } from './bound-shims.js';
 import { pause, within } from './clock.js';
 import type { ToolCallRecord } from './journal.js';
 import { deepFreeze, type JsonValue } from './json.js';
-import { ShimError } from './run-errors.js';
+import { LimitExceededError, ShimError } from './run-errors.js';
 import { ReadOnlyState } from './state-map.js';
 import { failureOf, outcomeOf, type Tool, type ToolContext, type ToolOutcome } from './tools.js';
 import type { GatedCall } from './turn.js';
@@ -120,7 +120,7 @@ async function wrapOne(
     const outcome = await frame.shims.wrap(session, 'wrapToolCall', wrap, stop);
     return outcome.ok ? { ok: true, result: resultOf(outcome.result) } : { ok: false, error: { ...outcome.error } };
   } catch (error) {
-    if (error instanceof ShimError) throw error;
+    if (error instanceof ShimError || error instanceof LimitExceededError) throw error;
     // A cancel took the wrap: what had come from inside it counts, else the call was cancelled.
     if (attempt.signal.aborted) return inner === undefined ? CANCELLED : settledOrCancelled(inner);
     const failure = new ShimError(session.name, 'wrapToolCall', error);
@@ -147,8 +147,16 @@ function resultOf(result: unknown): unknown {
   return outcome.ok ? outcome.result : outcome.error.message;
 }
 
+/** Calls that came as far as their tool in this attempt. */
+const reached = new WeakSet<ToolCallRecord>();
+
+export function hasReachedTool(record: ToolCallRecord): boolean {
+  return reached.has(record);
+}
+
 async function execute(running: RunningCall, args: unknown): Promise<ToolOutcome> {
-  const { attempt, frame, tool } = running;
+  const { attempt, frame, tool, record } = running;
+  reached.add(record);
   const parsed = tool.parse(args);
   if (!parsed.ok) return argumentFaults(tool, parsed.faults);
   const settings = attempt.core?.toolSet.config ?? frame.agent.descriptor.tools;

@@ -2,6 +2,7 @@ import type { Decision, DecisionScope } from './journal.js';
 import type { JsonValue } from './json.js';
 import type { ModelResponse } from './messages.js';
 import { copyItem, type HistoryItem, settleItem } from './messages.js';
+import type { Usage } from './model.js';
 import type { RunLimits } from './run.js';
 import { assertPairing, type RunState, type WorkingState } from './run-state.js';
 import type { RunScope, ShimModelRequest, ShimScope, SpawnRequest, SpawnResult } from './scope.js';
@@ -235,6 +236,9 @@ export class PreparedTurn implements RunScope {
   }
   get limits(): RunLimits {
     return this.#scope.limits;
+  }
+  get usage(): Usage {
+    return this.#scope.usage;
   }
   get state(): unknown {
     return this.#scope.state;

@@ -60,6 +60,9 @@ export const ResumeBodySchema = z
   .strictObject({
     input: InputSchema.optional(),
     limits: RunLimitsSchema.optional(),
+    shims: z.record(z.string(), z.record(z.string(), z.unknown())).exactOptional().meta({
+      description: "Another config for shims of the agent from now on, by the shim's name in the agent.",
+    }),
     decisions: z
       .array(DecisionBodySchema)
       .min(1)

@@ -24,6 +24,7 @@ export interface StartRun {
 export interface ResumeRun {
   readonly input?: JsonValue | undefined;
   readonly limits?: RunLimits | undefined;
+  readonly shims?: Readonly<Record<string, Readonly<Record<string, unknown>>>>;
   readonly decisions?: readonly {
     readonly id: string;
     readonly decision: 'approve' | 'deny' | 'edit' | 'respond';

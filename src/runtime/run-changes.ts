@@ -3,7 +3,7 @@ import type { ToolCallRecord } from '../agent/journal.js';
 import { type Decision, type DecisionScope, firstPosition, type Position } from '../agent/journal.js';
 import { type HistoryItem, kindOf } from '../agent/messages.js';
 import { closingItems } from '../agent/round-closing.js';
-import { type InFlight, type Interruption, type RunLimits, TERMINAL_STATUSES } from '../agent/run.js';
+import { type InFlight, type Interruption, TERMINAL_STATUSES } from '../agent/run.js';
 import { failureProblem } from '../agent/run-errors.js';
 import {
   InputRequiredError,
@@ -74,7 +74,7 @@ export class RunChanges {
         errors: [{ pointer: '/input', message: 'required for a run that did not fail' }],
       });
     }
-    this.#raiseLimits(row, request.limits);
+    this.#change(row, request);
     const position = this.#store.position(row.n);
     if (items === undefined)
       return this.#begin(row, { ...restarted(position), at: position.at === 'tools' ? 'tools' : 'start' }, []);
@@ -90,10 +90,10 @@ export class RunChanges {
       ...(request.decisions ?? []).map((decision, index) => this.#decide(calls, decision, index)),
       ...(request.settle ?? []).map((settlement) => this.#settle(calls, settlement)),
     ];
-    if (answered.length === 0 && !(budget && request.limits !== undefined))
-      throw new WaitingForDecisionsError(row.id, open);
+    const raised = request.limits !== undefined || request.shims !== undefined;
+    if (answered.length === 0 && !(budget && raised)) throw new WaitingForDecisionsError(row.id, open);
     for (const call of answered) this.#store.putCall(n, call);
-    this.#raiseLimits(row, request.limits);
+    this.#change(row, request);
     const left = calls.filter(
       (call) => call.state === 'waiting' && call.decision === undefined && call.settlement === undefined,
     );
@@ -152,10 +152,12 @@ export class RunChanges {
     return { row: this.owned(row.id, row.owner), lines, lastSeq, starts: true };
   }
 
-  #raiseLimits(row: RunRow, limits: RunLimits | undefined): void {
-    if (limits === undefined) return;
+  /** Other limits and configs hold from this resume on. */
+  #change(row: RunRow, { limits, shims }: ResumeRun): void {
+    if (limits === undefined && shims === undefined) return;
     const request = this.#store.request(row.n);
-    this.#store.putDoc(row.n, 'request', JSON.stringify({ ...request, limits: { ...request.limits, ...limits } }));
+    const changed = { limits: { ...request.limits, ...limits }, shims: { ...request.shims, ...shims } };
+    this.#store.putDoc(row.n, 'request', JSON.stringify({ ...request, ...changed }));
   }
 
   /** Closes what a failed attempt had left open, so that new input can follow. */

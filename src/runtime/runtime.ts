@@ -171,10 +171,20 @@ export class Runtime implements AgentRuntime {
   }
 
   async resumeRun(runId: string, request: ResumeRun, caller: Caller): Promise<RunChange> {
-    this.#deps.views.row(runId, caller);
+    const row = this.#deps.views.row(runId, caller);
     this.#assertTakingWork();
+    if (request.shims !== undefined) this.#assertConfigs(row, request.shims);
     const items = request.input === undefined ? undefined : itemsOf(request.input);
     return this.#resume(runId, ownerOf(caller), request, items);
+  }
+
+  /** @throws ValidationError for a config that the agent's shims do not take */
+  #assertConfigs(row: RunRow, shims: NonNullable<ResumeRun['shims']>): void {
+    const { agents, store } = this.#deps;
+    const stored = agents.version(row.agent, row.agent_version);
+    if (stored === undefined) return;
+    const request = store.request(row.n);
+    agents.instance(stored.descriptor, { ...request, shims: { ...request.shims, ...shims } as typeof request.shims });
   }
 
   async #resume(
