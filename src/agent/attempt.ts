@@ -244,8 +244,9 @@ export class Attempt implements AttemptPort, SessionHost {
    * Like `checkpoint` where nothing outside follows from it. The order of commits is the order of the calls; a commit that
    * cannot be made stops the attempt through its signal, so the rejection itself is nobody's business here.
    */
-  checkpointLater(options: Parameters<Attempt['checkpoint']>[0] = {}): void {
-    this.checkpoint(options).catch(() => undefined);
+  checkpointLater(options: Parameters<Attempt['checkpoint']>[0] & { readonly unhurried?: boolean } = {}): void {
+    const { unhurried, ...rest } = options;
+    this.commit({ events: [], checkpoint: this.takeCheckpoint(rest), unhurried }).catch(() => undefined);
   }
 
   takeCheckpoint(

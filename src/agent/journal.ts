@@ -156,6 +156,8 @@ export interface JournalEntry {
   readonly end?: AttemptEnd | undefined;
   /** Sum so far, where no checkpoint says it. */
   readonly usage?: Usage | undefined;
+  /** It may wait for the next commit of others: nobody acts on it, and were it lost it would come to be again. */
+  readonly unhurried?: boolean | undefined;
 }
 
 /** The commit that settles or ends the attempt came after a cancel: the cancel stands. */

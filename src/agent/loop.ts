@@ -152,7 +152,8 @@ async function startSessions(attempt: Attempt, frame: Frame, depth: number): Pro
     await start();
     position.at = 'turn';
     attempt.event(attempt.effects.snapshot('runStart'));
-    attempt.checkpointLater();
+    // Were it lost, the start would be made again, and nothing of it twice.
+    attempt.checkpointLater({ unhurried: true });
     return;
   }
   await attempt.quietly(start);

@@ -117,7 +117,8 @@ export class RunJournal implements Journal, WriteSource {
     const lines = entry.events.map((event) => eventLine(event, this.#run, nowMs));
     await new Promise<void>((resolve, reject) => {
       this.#queue.push({ lines, entry, resolve, reject });
-      this.#deps.writer.urgent(this);
+      if (entry.unhurried === true) this.#deps.writer.lazy(this);
+      else this.#deps.writer.urgent(this);
     });
     if (entry.checkpoint !== undefined && entry.checkpoint.busy !== true) this.onCheckpoint?.();
   }
