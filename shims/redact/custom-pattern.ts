@@ -54,7 +54,7 @@ function search(
   const first = Math.max(lineStart, block - 1, 0);
   const matcher = pattern.matcher(text.slice(first, end));
   for (let from = at - first; from <= end - first && matcher.find(from); ) {
-    const [start, stop] = [matcher.start() ?? 0, matcher.end() ?? 0];
+    const [start, stop] = [matcher.start(), matcher.end()];
     if (stop > start)
       return { block: base + block, from: base + at, start: base + first + start, end: base + first + stop };
     from = start + 1;

@@ -45,12 +45,12 @@ function redactPart(part: Part, options: MessageOptions, blocked: Blocked): Part
       return same(input, part.input) ? part : ({ ...part, input } as Part);
     }
     case 'tool-result': {
-      const output = redactOutput(part.output as unknown as Output, redactor);
+      const output = redactOutput(part.output, redactor);
       return same(output, part.output) ? part : { ...part, output: output as unknown as typeof part.output };
     }
     case 'file': {
       const filename = part.filename === undefined ? undefined : redactor.text(INPUT, part.filename, blocked);
-      return filename === part.filename ? part : ({ ...part, filename } as Part);
+      return filename === part.filename ? part : { ...part, filename };
     }
     case 'reasoning':
     case 'image':
@@ -69,7 +69,7 @@ function redactOutput(output: Output, redactor: Redactor): Output {
   const value = (output.value as readonly { readonly type: string; readonly text: string }[]).map((part) =>
     part.type === 'text' ? { ...part, text: redactor.text(INPUT, part.text, ignore) } : part,
   );
-  return { ...output, value: value as unknown as JsonValue };
+  return { ...output, value: value };
 }
 
 const ROLES: ReadonlySet<unknown> = new Set(['user', 'assistant', 'tool']);

@@ -150,16 +150,14 @@ export class RedactSession extends BoundShim {
     dataDir: string,
     blocked: MessageOptions['blocked'],
   ): HistoryItem[] | undefined {
-    let changed = false;
     const items = history.map((item) => {
       const known = typeof item === 'object' && item !== null;
       if (known && this.#seen.has(item)) return item;
       const redacted = redactItem(item, this.#options(dataDir, blocked));
-      changed ||= redacted !== item;
       if (known && redacted === item && Object.isFrozen(item)) this.#seen.add(item);
       return redacted;
     });
-    return changed ? items : undefined;
+    return items.some((item, index) => item !== history[index]) ? items : undefined;
   }
 
   #messageToSend(message: Message, dataDir: string): Message {
