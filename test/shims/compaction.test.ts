@@ -1,4 +1,6 @@
-import { describe, expect, it } from 'vitest';
+import { writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import { CompactionShim } from '../../shims/compaction/compaction.js';
 import { compactionConfig, windowOf } from '../../shims/compaction/config.js';
 import compaction from '../../shims/compaction/index.js';
@@ -19,6 +21,12 @@ import {
   type TestedRun,
   testShim,
 } from '../../src/testing.js';
+import { ended, gate, logOf, WAIT } from '../server/lab.js';
+import type { JsonObject } from '../support/json-path.js';
+import { ModelEndpoint } from '../support/model-endpoint.js';
+import type { Reply } from '../support/model-reply.js';
+import { ServerProcess } from '../support/server-process.js';
+import { temporaryFolder, waitFor } from '../support/wait.js';
 
 const SUMMARY = 'They talked about tea.';
 /** About 100 tokens. */
@@ -425,5 +433,191 @@ describe('P02: what does not help is not done for ever', () => {
     expect(run.output).toBe('done');
     expect(told(run, 'compaction').length).toBeGreaterThan(4);
     expect(told(run, 'compaction.skipped')).toEqual([]);
+  });
+});
+
+describe('over HTTP', () => {
+  const TOOLS = `
+import { defineShim, defineTool, z } from 'shimline/shims';
+export default defineShim({
+  name: 'tools',
+  prepareTurn(turn) {
+    const parameters = z.object({ n: z.number().default(1) });
+    turn.addTools([
+      defineTool({ name: 'big', description: 'Big.', parameters, execute: ({ n }) => 'a word 🎉 '.repeat(n) }),
+      defineTool({ name: 'gated', description: 'Asks.', parameters, needsApproval: true, execute: () => 'a word '.repeat(300) }),
+    ]);
+  },
+});`;
+  let model: ModelEndpoint;
+  let server: ServerProcess;
+  /** Replies to requests for a summary, and to all others, in order. */
+  let summaries: Reply[];
+  let replies: Reply[];
+  const summarising = (body: string): boolean => body.includes('Write the summary.');
+  const summaryRequests = (): number => model.requests.filter(({ rawBody }) => summarising(rawBody)).length;
+
+  beforeAll(async () => {
+    model = await ModelEndpoint.start();
+    const shimsDir = temporaryFolder('shims-');
+    writeFileSync(join(shimsDir, 'tools.mjs'), TOOLS);
+    server = await ServerProcess.start({ env: { ...model.environment, MODEL_MAX_RETRIES: '0' }, shimsDir });
+  });
+  afterAll(async () => {
+    await Promise.all([server.stop(), model.close()]);
+  });
+  beforeEach(() => {
+    summaries = [];
+    replies = [];
+    model.requests.length = 0;
+    model.contextLimitBytes = undefined;
+    model.respondWith(
+      ({ rawBody }) =>
+        (summarising(rawBody) ? summaries : replies).shift() ?? { text: summarising(rawBody) ? 'SHORT' : 'ok' },
+    );
+  });
+
+  async function save(config: JsonObject, id = 'anthropic/claude-sonnet-4-5'): Promise<void> {
+    const shims = [{ use: 'tools' }, { use: 'compaction', config }];
+    const { status } = await server.json('PUT', '/v1/agents/long', {
+      model: id,
+      instructions: 'You are a test.',
+      shims,
+    });
+    expect([200, 201]).toContain(status);
+  }
+  const start = async (input: unknown): Promise<JsonObject> =>
+    (await server.json('POST', '/v1/runs', { agent: 'long', input }, WAIT)).body;
+  const resume = async (id: unknown, body: JsonObject, headers = {}): Promise<{ status: number; body: JsonObject }> =>
+    server.json('POST', `/v1/runs/${String(id)}/resume`, body, headers);
+  const historyOf = async (id: unknown): Promise<string> =>
+    JSON.stringify((await server.json('GET', `/v1/runs/${String(id)}/state`)).body.history);
+  const LIMIT = { triggerTokens: 600, keepTokens: 10 };
+
+  /** A conversation of which a resume has to make a summary, and stands there. */
+  async function standing(): Promise<{ id: unknown; open: () => void }> {
+    await save(LIMIT);
+    const run = await start(talk(2));
+    expect(run.status).toBe('completed');
+    const held = gate();
+    summaries = [{ text: 'SHORT', gate: held.gate }];
+    await resume(run.id, { input: `and then? ${LONG.repeat(2)}` });
+    await waitFor(() => summaryRequests() === 1);
+    return { id: run.id, open: held.open };
+  }
+
+  it('P04: another message is refused while a summary is made, and nothing is lost; the call is in usage and effects', async () => {
+    const before = model.usage;
+    const { id, open } = await standing();
+    expect(await resume(id, { input: 'meanwhile' })).toMatchObject({ status: 409, body: { code: 'run_active' } });
+    open();
+    const run = await ended({ server }, id);
+    expect(run.status).toBe('completed');
+    const history = await historyOf(id);
+    expect([history.includes('SHORT'), history.includes('and then?'), history.includes('question 0')]).toEqual([
+      true,
+      true,
+      false,
+    ]);
+    const log = await logOf({ server }, id);
+    expect(log.filter(({ type }) => type === 'model.started')).toHaveLength(2);
+    expect(log.filter(({ type }) => type === 'custom.compaction')).toMatchObject([
+      { shim: 'compaction', data: { trigger: 'tokens', threshold: 600 } },
+    ]);
+    expect(JSON.stringify(log)).not.toContain('Write the summary.');
+    const effects = (await server.json('GET', `/v1/runs/${String(id)}/effects`)).body.data;
+    expect(JSON.stringify(effects)).toContain('"purpose":"compaction"');
+    const { input, output } = model.usage;
+    expect(run.usage).toMatchObject({ inputTokens: input - before.input, outputTokens: output - before.output });
+    expect(model.requests).toHaveLength(3);
+    const state = (await server.json('GET', `/v1/runs/${String(id)}/state`)).body;
+    expect(state.responses).toHaveLength(2);
+  });
+
+  it('P04: a cancel in the middle leaves the old history, which goes on', async () => {
+    const { id } = await standing();
+    const { body } = await server.json('DELETE', `/v1/runs/${String(id)}`, undefined, WAIT);
+    expect(body.status).toBe('cancelled');
+    const history = await historyOf(id);
+    expect([history.includes('question 0'), history.includes('conversation-summary')]).toEqual([true, false]);
+    const next = await resume(id, { input: 'go on' }, WAIT);
+    expect(next.body).toMatchObject({ status: 'completed', output: 'ok' });
+    expect(await historyOf(id)).toContain('SHORT');
+  });
+
+  it('P04: after kill -9 in the middle the history is the old one, and then the new one', async () => {
+    const { id } = await standing();
+    const held = gate();
+    summaries = [{ text: 'SHORT AGAIN', gate: held.gate }];
+    await server.kill9();
+    await server.restart();
+    await waitFor(() => summaryRequests() === 2);
+    const old = await historyOf(id);
+    expect([
+      old.includes('question 0'),
+      old.includes('answer 1'),
+      old.includes('and then?'),
+      old.includes('conversation-summary'),
+    ]).toEqual([true, true, true, false]);
+    held.open();
+    expect(await ended({ server }, id)).toMatchObject({ status: 'completed', output: 'ok', recoveries: 1 });
+    const now = await historyOf(id);
+    expect([now.includes('question 0'), now.includes('SHORT AGAIN'), now.includes('and then?')]).toEqual([
+      false,
+      true,
+      true,
+    ]);
+    expect(model.refusedRequests).toEqual([]);
+  });
+
+  it('P04 and R79a: a round that waits for approval is not compacted under it, and no summary is made when it is entered again', async () => {
+    await save(LIMIT);
+    replies = [{ toolCalls: [{ name: 'gated', arguments: {} }], usage: { input: 5_000 } }, { text: 'done' }];
+    const run = await start([...talk(1), 'ask']);
+    expect(run.status).toBe('waiting');
+    const [{ id }] = run.interruptions as [{ id: string }];
+    expect(summaryRequests()).toBe(0);
+    const { body } = await resume(run.id, { decisions: [{ id, decision: 'approve' }] }, WAIT);
+    expect(body).toMatchObject({ status: 'completed', output: 'done' });
+    // It was too long from the first answer on: one summary, before the second model call.
+    expect(model.requests.map(({ rawBody }) => summarising(rawBody))).toEqual([false, true, false]);
+    expect(model.requests.at(-1)?.rawBody).toContain('tool_result');
+  });
+
+  it.each(['openai-compatible/m', 'openai/gpt-test', 'openai-chat/gpt-test', 'anthropic/claude-sonnet-4-5'])(
+    'M16: %s says in mid-turn that a tool result is too much; it is compacted, and the run completes',
+    async (id) => {
+      await save({}, id);
+      model.contextLimitBytes = 30_000;
+      const big = (n: number): Reply => ({ toolCalls: [{ name: 'big', arguments: { n } }] });
+      replies = [big(900), big(900), big(900), big(5_000), { text: 'done' }];
+      const run = await start('fetch it all');
+      expect(run, JSON.stringify(run.error)).toMatchObject({ status: 'completed', output: 'done' });
+      const refused = model.refusedRequests.length;
+      expect([refused > 0, refused <= 3]).toEqual([true, true]);
+      const log = await logOf({ server }, run.id);
+      expect(log.filter(({ type }) => type === 'custom.compaction').length).toBe(refused);
+      expect(model.requests.at(-1)?.rawBody).toContain('fetch it all');
+    },
+  );
+
+  it('P02: a last message that is bigger than the window ends in one clear error, and the history is whole', async () => {
+    await save({});
+    model.contextLimitBytes = 3_000;
+    const run = await start(LONG.repeat(10));
+    expect(run).toMatchObject({ status: 'failed', error: { code: 'context_exceeded' } });
+    expect([model.requests.length, (await historyOf(run.id)).includes(LONG)]).toEqual([1, true]);
+    model.contextLimitBytes = undefined;
+    expect((await resume(run.id, { input: 'again' }, WAIT)).body).toMatchObject({ status: 'completed', output: 'ok' });
+  });
+
+  it('a bad config is a 422 that names the field', async () => {
+    const shims = [{ use: 'compaction', config: { triggerRatio: 2 } }];
+    const { status, body } = await server.json('PUT', '/v1/agents/bad', {
+      model: 'anthropic/x',
+      instructions: '',
+      shims,
+    });
+    expect([status, JSON.stringify(body.errors).includes('/shims/0/config/triggerRatio')]).toEqual([422, true]);
   });
 });
