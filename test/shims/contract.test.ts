@@ -9,6 +9,8 @@ const folder = join(import.meta.dirname, '../../shims');
 
 /** What the shims need that cannot do without a config. A new shim is found by itself. */
 const OPTIONS: Readonly<Record<string, ContractOptions>> = {
+  // So little that it has something to do.
+  compaction: { config: { triggerTokens: 30, keepTokens: 5 } },
   approval: { config: { otherwise: 'allow' } },
   'exclude-tools': { config: { names: ['contract_hidden'] } },
 };
