@@ -38,8 +38,9 @@ export class RunViews {
   }
 
   json(runId: string, caller: Caller): { readonly json: string; readonly version: number } {
-    const row = this.row(runId, caller);
-    return { json: this.#deps.reader.json(row), version: row.version };
+    const polled = this.#deps.reader.polled(runId, ownerOf(caller));
+    if (polled === undefined) throw new RunNotFoundError(runId);
+    return polled;
   }
 
   /** Resolves when the run is neither queued nor driven, or after the time; rejects when the signal aborts. */

@@ -1,6 +1,6 @@
 import type { Database, Statement } from 'better-sqlite3';
 import type { Run, RunStatus } from '../agent/run.js';
-import { type RunRow, RunRowSchema, runJson, runOf } from './run-rows.js';
+import { type RunRow, RunRowSchema, runJson, runOf, type ShownRow } from './run-rows.js';
 
 export interface RunQuery {
   readonly owner: string;
@@ -26,21 +26,34 @@ export class RunReader {
   readonly #reader: Database;
   readonly #row: Statement;
   readonly #docs: Statement;
+  readonly #polled: Statement;
 
   constructor(reader: Database) {
     this.#reader = reader;
     this.#row = reader.prepare('SELECT * FROM runs WHERE id = ?');
     this.#docs = reader.prepare("SELECT kind, body FROM run_docs WHERE run = ? AND kind <> 'position'");
+    // One row of few columns, since each statement and each column costs more than what is read by it.
+    this.#polled = reader
+      .prepare(
+        `SELECT owner, id, agent, agent_version, status, attempt, recoveries, version, finish_reason, turn_count, created_at, started_at,
+           updated_at, finished_at, last_seq, parent, forked_from, forked_turn, usage, (SELECT group_concat(kind || char(1) || body, char(2)) FROM run_docs WHERE run = runs.n AND kind <> 'position')
+         FROM runs WHERE id = ?`,
+      )
+      .raw();
+  }
+
+  /** A run's JSON text, as `json` gives it, and its version; undefined where there is none or it is another key's. */
+  polled(id: string, owner: string): { readonly json: string; readonly version: number } | undefined {
+    const read = this.#polled.get(id) as unknown[] | undefined;
+    if (read?.[0] !== owner) return undefined;
+    const row = shownRow(read);
+    return { json: runJson(row, joinedDocs(read.at(-1) as string | null)), version: row.version };
   }
 
   /** The row of a run, or undefined where there is none or it is another key's. */
   row(id: string, owner: string): RunRow | undefined {
     const row = this.#row.get(id) as RunRow | undefined;
     return row?.owner === owner ? row : undefined;
-  }
-
-  json(row: RunRow): string {
-    return runJson(row, this.#docsOf(row.n));
   }
 
   run(row: RunRow): Run {
@@ -90,6 +103,43 @@ export class RunReader {
       .all();
     return new Map((rows as { status: string; count: number }[]).map(({ status, count }) => [status, count]));
   }
+}
+
+/** By position and one by one: an object that is filled in a loop is many times slower to make and to read. */
+function shownRow(read: readonly unknown[]): ShownRow {
+  const [, id, agent, agent_version, status, attempt, recoveries, version, finish_reason, turn_count, ...rest] = read;
+  const [created_at, started_at, updated_at, finished_at, last_seq, parent, forked_from, forked_turn, usage] = rest;
+  return {
+    id,
+    agent,
+    agent_version,
+    status,
+    attempt,
+    recoveries,
+    version,
+    finish_reason,
+    turn_count,
+    created_at,
+    started_at,
+    updated_at,
+    finished_at,
+    last_seq,
+    parent,
+    forked_from,
+    forked_turn,
+    usage,
+  } as ShownRow;
+}
+
+/** JSON texts hold no control characters, so these part them safely. */
+function joinedDocs(joined: string | null): ReadonlyMap<string, string> {
+  const docs = new Map<string, string>();
+  if (joined === null) return docs;
+  for (const part of joined.split('\u0002')) {
+    const at = part.indexOf('\u0001');
+    docs.set(part.slice(0, at), part.slice(at + 1));
+  }
+  return docs;
 }
 
 /** The tables and conditions of a list, driven by the index that fits the narrowest filter. */

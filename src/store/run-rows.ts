@@ -67,6 +67,29 @@ export const RequestDocSchema = z.object({
 });
 export type RequestDoc = z.infer<typeof RequestDocSchema>;
 
+/** The columns that the body of a run is made of. */
+export type ShownRow = Pick<
+  RunRow,
+  | 'id'
+  | 'agent'
+  | 'agent_version'
+  | 'status'
+  | 'attempt'
+  | 'recoveries'
+  | 'version'
+  | 'finish_reason'
+  | 'turn_count'
+  | 'created_at'
+  | 'started_at'
+  | 'updated_at'
+  | 'finished_at'
+  | 'last_seq'
+  | 'parent'
+  | 'forked_from'
+  | 'forked_turn'
+  | 'usage'
+>;
+
 const iso = (ms: number): string => new Date(ms).toISOString();
 const isoOrNull = (ms: number | null): string | null => (ms === null ? null : iso(ms));
 
@@ -74,8 +97,8 @@ const isoOrNull = (ms: number | null): string | null => (ms === null ? null : is
  * The body of `GET /v1/runs/{id}` as JSON text. The stored documents are JSON already and are put in as they are: reading a
  * run is on the hot path of every client that polls.
  */
-export function runJson(row: RunRow, docs: ReadonlyMap<string, string>): string {
-  const request = docs.get('request') ?? '{}';
+export function runJson(row: ShownRow, docs: ReadonlyMap<string, string>): string {
+  const request = JSON.parse(docs.get('request') ?? '{}') as Record<string, unknown>;
   const head = {
     id: row.id,
     agent: row.agent,
@@ -104,8 +127,8 @@ export function runJson(row: RunRow, docs: ReadonlyMap<string, string>): string 
   );
 }
 
-function rawField(request: string, field: 'input' | 'metadata'): string {
-  const value = (JSON.parse(request) as Record<string, unknown>)[field];
+function rawField(request: Readonly<Record<string, unknown>>, field: 'input' | 'metadata'): string {
+  const value = request[field];
   return value === undefined ? 'null' : JSON.stringify(value);
 }
 
