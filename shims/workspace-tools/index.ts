@@ -58,7 +58,6 @@ interface Inherited {
 class WorkspaceSession extends BoundShim {
   readonly #source: WorkspaceTools;
   readonly #inherited: Inherited;
-  #root: Root | undefined;
   #workspace: Workspace | undefined;
 
   constructor(source: WorkspaceTools, inherited: Inherited) {
@@ -97,15 +96,15 @@ class WorkspaceSession extends BoundShim {
   }
 
   override inheritTools(names: ReadonlySet<string>): readonly ToolSourceBinding[] {
-    const inherited: Inherited = { names, ...(this.#root === undefined ? {} : { root: this.#root }) };
+    const root = this.#workspace?.root;
+    const inherited: Inherited = { names, ...(root === undefined ? {} : { root }) };
     return [{ source: this.#source, bind: async () => new WorkspaceSession(this.#source, inherited) }];
   }
 
+  /** A session serves one conversation, so that its folder stays the same however its runs are called. */
   #workspaceOf(run: Pick<RunScope, 'dataDir' | 'runId'>): Workspace {
     const { config, judge } = this.#source;
-    const root = this.#inherited.root ?? rootFor(config.root, run);
-    if (this.#workspace?.root.path !== root.path) this.#workspace = new Workspace(root, config, judge);
-    this.#root = root;
+    this.#workspace ??= new Workspace(this.#inherited.root ?? rootFor(config.root, run), config, judge);
     return this.#workspace;
   }
 }

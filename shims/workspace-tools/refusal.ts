@@ -14,6 +14,7 @@ export class Refusal extends Error {
 const FILE_ERRORS: Readonly<Record<string, string>> = {
   ENOENT: 'There is no such file or folder',
   ENOTDIR: 'A part of this path is a file and not a folder',
+  EEXIST: 'A part of this path is a file and not a folder',
   EISDIR: 'This is a folder',
   EACCES: 'The server has no permission',
   EPERM: 'The server has no permission',
@@ -34,8 +35,9 @@ export function codeOf(error: unknown): string | undefined {
 export function refusalOf(error: unknown, path: string): unknown {
   const code = codeOf(error);
   if (error instanceof Refusal || code === undefined) return error;
-  const words = FILE_ERRORS[code];
-  return words === undefined ? error : new Refusal(code === 'ENOENT' ? 'not_found' : 'file_error', `${words}: ${path}`);
+  if (!('syscall' in (error as Error))) return error;
+  const words = FILE_ERRORS[code] ?? `The file system answered ${code}`;
+  return new Refusal(code === 'ENOENT' ? 'not_found' : 'file_error', `${words}: ${path}`);
 }
 
 /** Runs a tool's work; a refusal is its result, a cancel and a fault are thrown. */
