@@ -92,6 +92,9 @@ export async function closeStopped(attempt: Attempt, outcome: Outcome): Promise<
 export async function cleanUp(attempt: Attempt, frame: Frame, outcome: Outcome, depth: number): Promise<Outcome> {
   const failures: ShimError[] = [];
   attempt.core = undefined;
+  // The conversation has gone on with another agent: what these sessions hold of their state is older than the state.
+  if (attempt.position.agents.length > depth + 1)
+    for (const session of frame.shims.sessions) session.namespace?.reset();
   // Made only for whoever looks at it: it copies the state.
   const answer = answerOf(outcome);
   const result =
