@@ -31,6 +31,28 @@ export function checkMessages({ body, headers }: CheckedRequest): void {
   if (turns[0]?.role !== 'user') refuse('messages: first message must use the "user" role');
   checkPairing(turns);
   checkLast(messages.at(-1));
+  checkCaching(body, turns);
+}
+
+const MOST_CACHE_BLOCKS = 4;
+
+/** Few breakpoints, each on something that can be cached, and none after one that lasts longer than it. */
+function checkCaching(body: JsonObject, turns: readonly Turn[]): void {
+  const blocks = [...objectsOf(body.tools), ...objectsOf(body.system), ...turns.flatMap((turn) => turn.blocks)];
+  const controls = blocks.flatMap(({ type, cache_control: control }) => {
+    if (control === undefined || control === null) return [];
+    if (type === 'thinking') refuse('thinking.cache_control: Extra inputs are not permitted');
+    if (!isObject(control) || control.type !== 'ephemeral') refuse("cache_control.type: Input should be 'ephemeral'");
+    const { ttl = '5m' } = control;
+    if (ttl !== '5m' && ttl !== '1h') refuse("cache_control.ttl: Input should be '5m' or '1h'");
+    return [ttl];
+  });
+  if (controls.length > MOST_CACHE_BLOCKS) {
+    refuse(`A maximum of ${MOST_CACHE_BLOCKS} blocks with cache_control may be provided. Found ${controls.length}.`);
+  }
+  if (controls.lastIndexOf('1h') > controls.indexOf('5m') && controls.includes('5m')) {
+    refuse("cache_control.ttl: a ttl='1h' cache_control block must not come after a ttl='5m' cache_control block.");
+  }
 }
 
 function checkSystem(system: unknown): void {

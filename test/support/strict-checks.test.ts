@@ -100,6 +100,7 @@ describe('Anthropic Messages', () => {
   const user = (...content: object[]): object => ({ role: 'user', content });
   const text = (value: string): object => ({ type: 'text', text: value });
   const tool = (name: string, schema: unknown = { type: 'object' }): object => ({ name, input_schema: schema });
+  const cached = (ttl: string): object => ({ ...text('x'), cache_control: { type: 'ephemeral', ttl } });
   const cases: readonly Case[] = [
     ['a plain question', { system: [text('be brief')] }, 200],
     [
@@ -155,6 +156,22 @@ describe('Anthropic Messages', () => {
     ['no schema', { tools: [{ name: 'f' }] }, /Schema object/],
     ['two tools of one name', { tools: [tool('f'), tool('f')] }, /unique/],
     ['a tool choice without tools', { tool_choice: { type: 'auto' } }, /only allowed/],
+    [
+      'four cache breakpoints',
+      { system: [cached('5m')], messages: [user(cached('5m'), cached('5m'), cached('5m'))] },
+      200,
+    ],
+    [
+      'five cache breakpoints',
+      { system: [cached('1h'), cached('1h')], messages: [user(cached('5m'), cached('5m'), cached('5m'))] },
+      /Found 5/,
+    ],
+    [
+      'a longer cache after a shorter',
+      { system: [cached('5m')], messages: [user(cached('1h'))] },
+      /must not come after/,
+    ],
+    ['an unknown time to cache', { messages: [user(cached('2h'))] }, /cache_control\.ttl/],
     [
       'a thinking block without a signature',
       { messages: [hi, assistant({ type: 'thinking', thinking: 'x' }, text('y')), hi] },
