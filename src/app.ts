@@ -170,7 +170,7 @@ async function createRuntime(config: Config, log: Logger, strays: StrayErrors): 
   const conceal = secretRemover(secretsOf(config));
   const shims = new ShimLoader({
     folders: [builtIn, resolve(config.SHIMS_DIR)],
-    builtIn,
+    builtIn: { folder: builtIn, source: fileURLToPath(new URL('../../shims', import.meta.url)) },
     watch: config.SHIMS_WATCH,
     entryUrl: new URL(import.meta.url.endsWith('.ts') ? './shims.ts' : './shims.js', import.meta.url),
     log,

@@ -31,6 +31,30 @@ export async function listShimFiles(folder: string): Promise<ShimFile[]> {
   return found;
 }
 
+/**
+ * Whether a shim of a source folder has been compiled into another folder since each of its files was last changed. Change times
+ * are compared and not only modification times: an older file that is moved into place counts as changed.
+ */
+export async function isCompiled(shim: ShimFile, folder: string, compiledFolder: string): Promise<boolean> {
+  const files = await sourceFilesOf(shim);
+  const fresh = await Promise.all(
+    files.map(async (file) => {
+      const twin = join(compiledFolder, relative(folder, file)).replace(/\.(m?)ts$/, '.$1js');
+      const [source, compiled] = await Promise.all([stat(file), stat(twin)].map((each) => each.catch(() => undefined)));
+      return source !== undefined && compiled !== undefined && source.ctimeMs <= compiled.mtimeMs;
+    }),
+  );
+  return fresh.every(Boolean);
+}
+
+async function sourceFilesOf(shim: ShimFile): Promise<string[]> {
+  const files = [shim.file];
+  if (shim.folder === undefined) return files;
+  for (const folder of await foldersIn(shim.folder))
+    for (const name of await namesIn(folder)) if (isSource(name)) files.push(join(folder, name));
+  return files;
+}
+
 /** A folder and the folders in it, without packages and hidden ones. */
 export async function foldersIn(folder: string): Promise<string[]> {
   if (!(await isDirectory(folder))) return [];
@@ -64,12 +88,7 @@ export async function hashShim(
   files: Iterable<string>,
   texts: ReadonlyMap<string, string> = new Map(),
 ): Promise<string> {
-  const all = new Set([shim.file, ...files]);
-  if (shim.folder !== undefined) {
-    for (const folder of await foldersIn(shim.folder)) {
-      for (const name of await namesIn(folder)) if (isSource(name)) all.add(join(folder, name));
-    }
-  }
+  const all = new Set([...(await sourceFilesOf(shim)), ...files]);
   const hash = createHash('sha256');
   for (const file of [...all].sort()) {
     const text = texts.get(file) ?? (await readFile(file, 'utf8').catch(() => ''));

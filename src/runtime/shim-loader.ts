@@ -5,7 +5,16 @@ import { Shim } from '../agent/shim.js';
 import type { Logger } from '../agent/tools.js';
 import { type LoadedShim, loadedShim } from './shim-definition.js';
 import { type ShimFault, ShimFileError, shownPath } from './shim-fault.js';
-import { foldersIn, hashShim, listShimFiles, nearestFolder, realPathOf, type ShimFile, stemOf } from './shim-files.js';
+import {
+  foldersIn,
+  hashShim,
+  isCompiled,
+  listShimFiles,
+  nearestFolder,
+  realPathOf,
+  type ShimFile,
+  stemOf,
+} from './shim-files.js';
 import { evaluateShimFile, importShimFile, lineOf, SHIMS_ENTRY } from './shim-module.js';
 import { FolderWatcher } from './shim-watcher.js';
 
@@ -38,8 +47,11 @@ export interface ShimSource {
 export interface ShimLoaderOptions {
   /** Built-in first; a later folder's shim takes the place of an earlier one's of the same name. A folder that is missing is fine. */
   readonly folders: readonly string[];
-  /** The one of `folders` that does not change while the server runs: its compiled files are imported natively, once. */
-  readonly builtIn?: string;
+  /**
+   * The one of `folders` that does not change while the server runs: its compiled files are imported natively, once. Where another
+   * folder is `source`, what it was compiled from, only those of its files are loaded that were changed since or are new.
+   */
+  readonly builtIn?: { readonly folder: string; readonly source?: string };
   /** Whether changes in the folders are picked up while running (R117). */
   readonly watch: boolean;
   /** URL of the module that `shimline/shims` is: our own `shims.ts` or `shims.js`. */
@@ -206,7 +218,8 @@ export class ShimLoader implements ShimSource {
       const real = await realPathOf(path);
       if (seen.has(real)) continue;
       seen.add(real);
-      for (const file of await listShimFiles(path)) found.push({ ...file, folderIndex });
+      for (const file of await listShimFiles(path))
+        if (!(await this.#servedCompiled(file, real))) found.push({ ...file, folderIndex });
     }
     return found;
   }
@@ -253,7 +266,14 @@ export class ShimLoader implements ShimSource {
   }
 
   #isNative({ file, folderIndex }: Examinable): boolean {
-    return this.#options.folders[folderIndex] === this.#options.builtIn && extname(file) === '.js';
+    return this.#options.folders[folderIndex] === this.#options.builtIn?.folder && extname(file) === '.js';
+  }
+
+  async #servedCompiled(file: ShimFile, folder: string): Promise<boolean> {
+    const { builtIn } = this.#options;
+    // What was loaded once since the start is newer than the compiled module that this process holds, built again or not.
+    if (builtIn?.source !== folder || this.#entries.has(file.file)) return false;
+    return isCompiled(file, folder, builtIn.folder);
   }
 
   /** Logs what is other than before; false when nothing is. */

@@ -1,5 +1,5 @@
 import { execFile } from 'node:child_process';
-import { existsSync, writeFileSync } from 'node:fs';
+import { cpSync, existsSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { fileURLToPath, pathToFileURL } from 'node:url';
 import { promisify } from 'node:util';
@@ -143,4 +143,44 @@ describe.each(modes)('$mode', (mode) => {
     expect(figures.after - figures.before).toBeLessThan(12);
     expect(figures.collected).toBeGreaterThan(versions - 20);
   }, 120_000);
+});
+
+it('of the shims of a checkout only those are compiled at the start that were changed since the build, or are new', async () => {
+  const checkout = temporaryFolder();
+  const source = join(checkout, 'shims');
+  for (const path of ['package.json', 'dist', 'shims'])
+    cpSync(join(root, path), join(checkout, path), { recursive: true });
+  symlinkSync(join(root, 'node_modules'), join(checkout, 'node_modules'));
+  // Copied after its sources, as a build writes it.
+  cpSync(join(root, 'dist/shims'), join(checkout, 'dist/shims'), { recursive: true, force: true });
+  const file = join(checkout, 'probe.mjs');
+  writeFileSync(
+    file,
+    `import { writeFileSync } from 'node:fs';
+    import { ShimLoader } from './dist/src/runtime/shim-loader.js';
+    const [folder, source] = ${JSON.stringify([join(checkout, 'dist/shims'), source])};
+    const options = { watch: false, entryUrl: new URL('./dist/src/shims.js', import.meta.url), log: ${quiet} };
+    const loader = new ShimLoader({ ...options, folders: [folder, source], builtIn: { folder, source } });
+    const told = async () => {
+      await loader.load();
+      return loader.list().filter(({ overrides, file }) => overrides !== undefined || !file.includes('dist/'))
+        .map(({ name, state, description }) => ({ name, state, description }));
+    };
+    const shim = (name, description) => writeFileSync(source + '/' + name + '.ts',
+      \`import { defineShim } from 'shimline/shims'; export default defineShim({ name: '\${name}', description: '\${description}' });\`);
+    const atStart = await told();
+    shim('clock', 'changed');
+    shim('mine', 'new');
+    const after = await told();
+    // Built again: the module that this process has loaded is the old one all the same.
+    writeFileSync(folder + '/clock.js', 'export default 1;');
+    const rebuilt = await told();
+    console.log(JSON.stringify({ all: loader.names().includes('exclude-tools'), atStart, after, rebuilt }));`,
+  );
+  const { stdout } = await run(process.execPath, [file], { cwd: checkout, timeout: 120_000 });
+  const changed = [
+    { name: 'clock', state: 'loaded', description: 'changed' },
+    { name: 'mine', state: 'loaded', description: 'new' },
+  ];
+  expect(JSON.parse(stdout)).toEqual({ all: true, atStart: [], after: changed, rebuilt: changed });
 });
