@@ -184,7 +184,7 @@ export class Runtime implements AgentRuntime {
     const stored = agents.version(row.agent, row.agent_version);
     if (stored === undefined) return;
     const request = store.request(row.n);
-    agents.instance(stored.descriptor, { ...request, shims: { ...request.shims, ...shims } as typeof request.shims });
+    agents.instance(stored.descriptor, { ...request, shims: { ...request.shims, ...shims } });
   }
 
   async #resume(
