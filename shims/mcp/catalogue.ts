@@ -36,7 +36,7 @@ const ToolSchema = z.looseObject({
   name: z.string().min(1),
   title: z.string().optional().catch(undefined),
   description: z.string().optional().catch(undefined),
-  inputSchema: z.unknown(),
+  inputSchema: z.unknown().optional(),
   execution: z
     .looseObject({ taskSupport: z.string().optional().catch(undefined) })
     .optional()
@@ -115,7 +115,7 @@ function declaredTool(
     // Compiles the schema, once: what no validator understands, no provider does.
     defineTool({ name: tool.fullName, description: '', parameters: tool.inputSchema, execute: () => '' });
   } catch (error) {
-    return { tool: shown, reason: (error instanceof Error ? error.message : String(error)).slice(0, 300) };
+    return { tool: shown, reason: (error instanceof Error ? error.message : String(error)).slice(0, 160) };
   }
   return tool;
 }

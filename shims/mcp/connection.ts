@@ -71,7 +71,7 @@ export class Connection {
   #refreshing: Promise<void> | undefined;
   #failures = 0;
   #notBefore = 0;
-  #isClosed = false;
+  readonly #ending = new AbortController();
   #isHeld = true;
 
   constructor(target: Target) {
@@ -112,7 +112,7 @@ export class Connection {
         return { result };
       } catch (error) {
         signal.throwIfAborted();
-        const fault = this.#shown(faultOf(error, live.closed));
+        const fault = this.#faultOf(error, live);
         const renewed = await this.#afterFault(live, fault, signal);
         const mayPass = fault.kind === 'session' || fault.kind === 'unavailable' || fault.kind === 'lost';
         if (!again || !mayPass || !(await this.#offers(request.tool, signal))) return { fault, renewed };
@@ -129,7 +129,7 @@ export class Connection {
   }
 
   async close(): Promise<void> {
-    this.#isClosed = true;
+    this.#ending.abort(new UnavailableError('the connection was closed'));
     const live = this.#live ?? (await this.#connecting?.catch(() => undefined));
     this.#live = undefined;
     await live?.end();
@@ -151,11 +151,12 @@ export class Connection {
   async #tryToConnect(): Promise<Live> {
     const until = performance.now() + this.#target.config.connectTimeoutMs;
     for (let tries = 1, pause = FIRST_PAUSE_MS; ; tries += 1, pause *= 2) {
-      const opened = await this.#open(AbortSignal.timeout(Math.max(1, Math.ceil(until - performance.now()))));
+      const timeout = AbortSignal.timeout(Math.max(1, Math.ceil(until - performance.now())));
+      const opened = await this.#open(AbortSignal.any([timeout, this.#ending.signal]));
       if ('live' in opened) return this.#take(opened.live);
       const { kind, message } = opened.fault;
       const mayPass = kind === 'session' || kind === 'unavailable' || kind === 'lost';
-      if (mayPass && tries < TRIES && !this.#isClosed && performance.now() + pause < until) {
+      if (mayPass && tries < TRIES && !this.#ending.signal.aborted && performance.now() + pause < until) {
         await sleep(pause);
         continue;
       }
@@ -171,7 +172,7 @@ export class Connection {
     this.#live = live;
     this.hold(this.#isHeld);
     this.#set({ state: 'ready' });
-    if (this.#isClosed) await live.end();
+    if (this.#ending.signal.aborted) await live.end();
     return live;
   }
 
@@ -215,7 +216,8 @@ export class Connection {
     live.client.onerror = () => undefined;
     live.client.onclose = () => {
       live.closed = true;
-      if (this.#live === live && !this.#isClosed) this.#set({ state: 'down', error: this.#closing(live.transport) });
+      if (this.#live === live && !this.#ending.signal.aborted)
+        this.#set({ state: 'down', error: this.#closing(live.transport) });
     };
     live.client.fallbackNotificationHandler = async ({ method }) => {
       if (method === 'notifications/tools/list_changed') live.stale = true;
@@ -323,7 +325,7 @@ export class Connection {
       live.catalogue = await listTools(live.client, this.#target.name, this.secrets, options);
     } catch (error) {
       live.stale = true;
-      const fault = this.#shown(faultOf(error, live.closed));
+      const fault = this.#faultOf(error, live);
       if (fault.kind === 'session' && this.#live === live) {
         await this.#afterFault(live, fault, AbortSignal.timeout(connectTimeoutMs));
         return;
@@ -336,6 +338,11 @@ export class Connection {
   #closing(transport: Transport): string {
     const words = transport instanceof StdioTransport ? transport.lastWords : '';
     return this.secrets.hide(`the connection was closed${words === '' ? '' : `; ${words}`}`);
+  }
+
+  #faultOf(error: unknown, live: Live): Fault {
+    const fault = this.#shown(faultOf(error, live.closed));
+    return live.closed && fault.kind === 'lost' ? { kind: 'lost', message: this.#closing(live.transport) } : fault;
   }
 
   #shown(fault: Fault): Fault {

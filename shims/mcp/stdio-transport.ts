@@ -57,6 +57,8 @@ export class StdioTransport implements Transport {
   #ended: Promise<unknown> = Promise.resolve();
   #partial: Buffer[] = [];
   #partialBytes = 0;
+  readonly #inbox: JSONRPCMessage[] = [];
+  #delivered: Promise<void> = Promise.resolve();
   #stderr = '';
   #exit = '';
 
@@ -92,6 +94,7 @@ export class StdioTransport implements Transport {
     stdin.on('error', (error) => this.onerror?.(error));
     stdout.on('data', (chunk: Buffer) => {
       this.#take(chunk);
+      this.#delivered = this.#delivered.then(async () => this.#deliver());
     });
     stderr.setEncoding('utf8').on('data', (text: string) => {
       this.#stderr = (this.#stderr + text).slice(-KEPT_STDERR_CHARS);
@@ -162,10 +165,20 @@ export class StdioTransport implements Transport {
     const text = line.replace(/^\uFEFF/, '').trim();
     if (text === '') return;
     try {
-      this.onmessage?.(JSON.parse(text) as JSONRPCMessage);
+      this.#inbox.push(JSON.parse(text) as JSONRPCMessage);
     } catch {
       // A program that prints something else on stdout is no reason to give up on it.
       this.onerror?.(new Error('the server wrote a line that is no JSON'));
+    }
+  }
+
+  /** One message per turn: the SDK hears a notice a moment after it got it, and would drop one that an answer follows at once. */
+  async #deliver(): Promise<void> {
+    const messages = this.#inbox.splice(0);
+    for (const message of messages) {
+      this.onmessage?.(message);
+      await Promise.resolve();
+      await Promise.resolve();
     }
   }
 }
