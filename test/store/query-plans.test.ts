@@ -229,7 +229,7 @@ function queries(): RunQuery[] {
 function askReaders(runs: RunReader, events: EventReader): void {
   const row = runs.row('run', 'owner');
   if (row === undefined) throw new Error('the run is not there');
-  runs.json(row);
+  expect(runs.polled('run', 'owner')?.version).toBe(row.version);
   runs.run(row);
   runs.checkpoints(row.n, 0, 10);
   runs.countByStatus();
