@@ -44,7 +44,7 @@ export type CheckpointRow = z.infer<typeof CheckpointRowSchema>;
  * and the open calls only grow; a checkpoint remembers how far each had grown.
  */
 export class ConversationStore extends Statements {
-  readonly #cache = new ConversationCache();
+  protected readonly kept = new ConversationCache();
   readonly #read = new WeakMap<SavedState, ReadConversation>();
 
   putDoc(n: number, kind: DocKind, body: string | undefined): void {
@@ -66,7 +66,7 @@ export class ConversationStore extends Statements {
   /** Everything that the loop takes up, read back as it was stored. */
   load(n: number): SavedState {
     const row = RunRowSchema.parse(this.sql('SELECT * FROM runs WHERE n = ?').get(n));
-    const known = this.#cache.get(n);
+    const known = this.kept.get(n);
     const responses = this.#readResponses(n, known?.responses ?? NOTHING);
     const { history, lasting } = this.#readHistory(row, {
       known: known?.gen === row.history_gen ? known.history : NOTHING,
@@ -90,11 +90,7 @@ export class ConversationStore extends Statements {
   /** The transaction that read this is committed: from now on `load` reads only what comes after it. */
   keep(saved: SavedState): void {
     const read = this.#read.get(saved);
-    if (read !== undefined) this.#cache.keep(read);
-  }
-
-  protected forget(n: number): void {
-    this.#cache.drop(n);
+    if (read !== undefined) this.kept.keep(read);
   }
 
   #readResponses(n: number, known: ReadPart<ModelResponse>): ReadPart<ModelResponse> {

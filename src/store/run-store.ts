@@ -374,7 +374,7 @@ export class RunStore extends ConversationStore {
 
   /** Removes a run and everything of it. */
   purge(n: number): void {
-    this.forget(n);
+    this.kept.drop(n);
     for (const table of [
       'run_docs',
       'run_metadata',

@@ -160,6 +160,7 @@ function askStore(store: RunStore): void {
   store.appendMirrored(n, ['"type":"turn.started"}'], 3);
   store.addEvents(n, ['"type":"turn.completed"}'], 3);
   store.applyCheckpoint(n, checkpoint, { seq, nowMs: 3, responseIds: new Set() });
+  store.keep(store.load(n));
   store.load(n);
   store.applyCheckpoint(
     n,
