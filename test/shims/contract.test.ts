@@ -6,9 +6,11 @@ import { loadedShim } from '../../src/runtime/shim-definition.js';
 import { type ContractOptions, shimContractTests } from '../../src/testing.js';
 
 const folder = join(import.meta.dirname, '../../shims');
+const program = join(import.meta.dirname, '../support/mcp-program.mjs');
 
 /** What the shims need that cannot do without a config. A new shim is found by itself. */
 const OPTIONS: Readonly<Record<string, ContractOptions>> = {
+  mcp: { config: { servers: { prog: { command: process.execPath, args: [program], required: true } } } },
   // So little that it has something to do.
   compaction: { config: { triggerTokens: 30, keepTokens: 5 } },
   approval: { config: { otherwise: 'allow' } },
