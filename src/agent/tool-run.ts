@@ -12,6 +12,8 @@ import type { GatedCall } from './turn.js';
 /** What a tool may take when neither it nor the agent says otherwise. */
 const DEFAULT_TOOL_TIMEOUT_MS = 60_000;
 const RETRY_PAUSE_MS = 200;
+/** Where the names of active skills stand in the state; a second shim of skills has them under its own name and this. */
+const SKILLS_KEY = 'skills:active';
 
 export function toolContext(
   attempt: Attempt,
@@ -40,10 +42,14 @@ export function toolContext(
         });
     },
     get activeSkillNames() {
-      const names = shimState.get('skills:active');
-      return Object.freeze(Array.isArray(names) ? names.filter((name) => typeof name === 'string') : []);
+      const keys = [...shimState.keys()].filter((key) => key === SKILLS_KEY || key.endsWith(`:${SKILLS_KEY}`)).sort();
+      return Object.freeze([...new Set(keys.flatMap((key) => stringsIn(shimState.get(key))))]);
     },
   });
+}
+
+function stringsIn(value: unknown): readonly string[] {
+  return Array.isArray(value) ? value.filter((each) => typeof each === 'string') : [];
 }
 
 /** Faults of a call's arguments as the text of its error result. */
