@@ -1,4 +1,5 @@
 import { setTimeout as sleep } from 'node:timers/promises';
+import { messageOf } from '../../src/agent/run-errors.js';
 import { listOf } from '../support/json-path.js';
 import { randomOf } from './points.js';
 import { persistently, type Stage, startStage } from './stage.js';
@@ -11,8 +12,11 @@ export interface StormResult {
   readonly violations: readonly string[];
 }
 
-/** Starts runs and cancels each at a random moment, some twice; every one must have one end that all its answers agree on. */
-export async function cancelStorm(seed: number, runs: number): Promise<StormResult> {
+/**
+ * Starts runs and cancels each at a random moment, some twice; every one must have one end that all its answers agree on.
+ * @param goesOn asked after each batch; false ends the storm there
+ */
+export async function cancelStorm(seed: number, runs: number, goesOn = (): boolean => true): Promise<StormResult> {
   const stage = await startStage();
   const random = randomOf(seed);
   const violations: string[] = [];
@@ -25,8 +29,14 @@ export async function cancelStorm(seed: number, runs: number): Promise<StormResu
     return plain ? { text: Array.from('in pieces'), tokenDelayMs: 1 } : reference(request);
   });
   try {
-    for (let first = 0; first < runs; first += 25) {
-      const batch = Array.from({ length: Math.min(25, runs - first) }, async (_, at) => one(stage, first + at, random));
+    let first = 0;
+    for (; first < runs && (first === 0 || goesOn()); first += 25) {
+      const batch = Array.from({ length: Math.min(25, runs - first) }, async (_, at) =>
+        one(stage, first + at, random).catch((error: unknown) => ({
+          status: 'unknown',
+          faults: [`run ${first + at} of the storm: ${messageOf(error)}`],
+        })),
+      );
       for (const { status, faults } of await Promise.all(batch)) {
         cancelled += status === 'cancelled' ? 1 : 0;
         violations.push(...faults);
@@ -34,7 +44,7 @@ export async function cancelStorm(seed: number, runs: number): Promise<StormResu
     }
     if (stage.model.refusedRequests.length > 0)
       violations.push(`the model refused ${stage.model.refusedRequests.length} histories`);
-    return { runs, cancelled, violations };
+    return { runs: Math.min(first, runs), cancelled, violations };
   } finally {
     await stage.close();
   }
@@ -48,6 +58,7 @@ async function one(
   const marker = `case-${number}-`;
   const waitMs = random() * 40;
   const wait: Record<string, string> = random() < 0.5 ? { prefer: 'wait=20' } : {};
+  const cancels = random() < 0.3 ? 2 : 1;
   const { body } = await persistently(stage, 'POST', '/v1/runs', {
     agent: 'reference',
     input: marker,
@@ -56,7 +67,7 @@ async function one(
   const path = `/v1/runs/${String(body.id)}`;
   await sleep(waitMs);
   const answers = await Promise.all(
-    Array.from({ length: random() < 0.3 ? 2 : 1 }, async () => persistently(stage, 'DELETE', path, undefined, wait)),
+    Array.from({ length: cancels }, async () => persistently(stage, 'DELETE', path, undefined, wait)),
   );
   const run = (await persistently(stage, 'GET', path, undefined, { prefer: 'wait=20' })).body;
   const log = listOf((await persistently(stage, 'GET', `${path}/events`)).body.data) as { readonly type: string }[];

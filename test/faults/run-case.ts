@@ -5,6 +5,7 @@ import { openStream, type SseStream } from '../support/sse-client.js';
 import { within } from '../support/wait.js';
 import { checkCase } from './invariants.js';
 import { type FaultCase, nameOf, type Point } from './points.js';
+import { restartAndCompare } from './recovered-state.js';
 import { persistently, type Stage } from './stage.js';
 
 export interface CaseResult {
@@ -41,24 +42,30 @@ export async function runCase(stage: Stage, faultCase: FaultCase, times: CaseTim
   );
   const id = String(created.body.id);
   clients.follow(id);
-  let kills = 0;
+  let injected: Injected = { kills: 0, violations: [] };
   const fault = point.reached.then(async () => {
-    kills = await inject(stage, faultCase, { id, clients, times });
+    injected = await inject(stage, faultCase, { id, clients, times });
   });
-  const status = await drive(stage, id);
-  // A point behind the end (a cancel had come first) is never reached: the case then says so.
-  const reached = await Promise.race([point.reached.then(() => true), sleep(1500, false)]);
-  point.stop();
-  if (reached) await fault;
-  const final = reached ? await drive(stage, id) : status;
-  clients.close();
-  const violations = await checkCase(stage, { id, marker, witness, faultCase, reached });
-  return {
-    status: final,
-    reached,
-    kills,
-    violations: violations.map((text) => `${nameOf(faultCase)}: ${text} (run ${id})`),
-  };
+  fault.catch(() => undefined);
+  try {
+    const status = await drive(stage, id);
+    // A point behind the end (a cancel had come first) is never reached: the case then says so.
+    const reached = await Promise.race([point.reached.then(() => true), sleep(1500, false)]);
+    point.stop();
+    if (reached) await fault;
+    const final = reached ? await drive(stage, id) : status;
+    clients.close();
+    const violations = await checkCase(stage, { id, marker, witness, faultCase, reached });
+    return {
+      status: final,
+      reached,
+      kills: injected.kills,
+      violations: [...injected.violations, ...violations].map((text) => `${nameOf(faultCase)}: ${text} (run ${id})`),
+    };
+  } finally {
+    point.stop();
+    clients.close();
+  }
 }
 
 /** Decides what waits, until the run has ended. */
@@ -80,22 +87,33 @@ function approvals(run: JsonObject): JsonObject {
   };
 }
 
+interface Injected {
+  readonly kills: number;
+  readonly violations: readonly string[];
+}
+
 async function inject(
   stage: Stage,
   { fault, secondKillAfterMs }: FaultCase,
   on: { readonly id: string; readonly clients: Clients; readonly times: CaseTimes },
-): Promise<number> {
+): Promise<Injected> {
   const { server, disk } = stage;
   let kills = 0;
+  let violations: string[] = [];
+  // A recovery that is to be killed is left alone.
+  const recover = async (): Promise<void> => {
+    if (secondKillAfterMs === undefined) violations = await restartAndCompare(stage, on.id);
+    else await server.restart();
+  };
   switch (fault) {
     case 'kill':
       await server.kill9();
       kills += 1;
-      await server.restart();
+      await recover();
       break;
     case 'term':
       await server.term();
-      await server.restart();
+      await recover();
       break;
     case 'delete':
       await persistently(stage, 'DELETE', `/v1/runs/${on.id}`);
@@ -123,11 +141,10 @@ async function inject(
       stage.stallNext();
       break;
   }
-  if (secondKillAfterMs === undefined) return kills;
+  if (secondKillAfterMs === undefined) return { kills, violations };
   await sleep(secondKillAfterMs);
   await server.kill9();
-  await server.restart();
-  return kills + 1;
+  return { kills: kills + 1, violations: await restartAndCompare(stage, on.id) };
 }
 
 interface Watch {

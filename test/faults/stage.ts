@@ -8,6 +8,7 @@ import { toolResultsOf } from '../support/request-view.js';
 import { type JsonAnswer, ServerProcess } from '../support/server-process.js';
 import { mountSmallDisk, type SmallDisk, whyNoSmallDisk } from '../support/small-disk.js';
 import { temporaryFolder } from '../support/wait.js';
+import { RebuiltServer } from './rebuilt-server.js';
 
 /** The shim of the reference run: tools with effects in the ledger, state of its own, and a compaction of the history. */
 const REFERENCE_SHIM = `
@@ -47,9 +48,12 @@ export default defineShim({
 const run = (turn) => turn.metadata.marker;
 `;
 
-/** Where the stall of a model call is asked for; the next answer after it never comes. */
-export interface Stage {
-  readonly server: ServerProcess;
+/** What every server of a stage can be asked. */
+export type StageServer = Pick<ServerProcess, 'url' | 'json' | 'tail' | 'stop'>;
+
+/** A server with the model and the ledger of the reference run. */
+export interface Stage<Server extends StageServer = ServerProcess> {
+  readonly server: Server;
   readonly model: ModelEndpoint;
   readonly ledger: Ledger;
   /** Undefined where none can be mounted; then the cases with a full disk are left out. */
@@ -58,6 +62,10 @@ export interface Stage {
   /** What the model of the reference run says. */
   readonly reply: (request: ReceivedRequest) => Reply;
   stallNext(): void;
+  /** Holds every model request and every effect that comes from now on, until the returned function is called. */
+  holdEverything(): () => void;
+  /** How many effects a marker has in the ledger. */
+  effectsOf(marker: string): number;
   /** Told of each model request as it comes in. */
   onRequest: ((request: ReceivedRequest) => void) | undefined;
   close(): Promise<void>;
@@ -65,9 +73,38 @@ export interface Stage {
 
 const IDLE_TIMEOUT_MS = 1500;
 
+/** With the server as a process of its own. */
 export async function startStage(): Promise<Stage> {
   const noDisk = whyNoSmallDisk();
   const disk = noDisk === undefined ? mountSmallDisk(96) : undefined;
+  return stageWith(
+    async (setting) => ServerProcess.start({ ...setting, ...(disk === undefined ? {} : { dataDir: disk.path }) }),
+    { disk, noDisk },
+  );
+}
+
+/** With the server in this process. */
+export async function startRebuiltStage(): Promise<Stage<RebuiltServer>> {
+  return stageWith(
+    async ({ env, shimsDir, agents }) => {
+      const agentsDir = temporaryFolder('agents-');
+      for (const agent of agents) writeFileSync(join(agentsDir, `${agent.name}.json`), JSON.stringify(agent));
+      return RebuiltServer.start({ ...env, SHIMS_DIR: shimsDir, AGENTS_DIR: agentsDir });
+    },
+    { disk: undefined, noDisk: undefined },
+  );
+}
+
+interface Setting {
+  readonly env: Readonly<Record<string, string>>;
+  readonly shimsDir: string;
+  readonly agents: readonly ({ readonly name: string } & JsonObject)[];
+}
+
+async function stageWith<Server extends StageServer>(
+  startServer: (setting: Setting) => Promise<Server>,
+  { disk, noDisk }: Pick<Stage, 'disk' | 'noDisk'>,
+): Promise<Stage<Server>> {
   const [model, ledger] = await Promise.all([ModelEndpoint.start(), Ledger.start()]);
   const shimsDir = temporaryFolder('shims-');
   writeFileSync(join(shimsDir, 'reference.mjs'), REFERENCE_SHIM);
@@ -80,14 +117,12 @@ export async function startStage(): Promise<Stage> {
       shims: [{ use: 'reference', config: { ledger: ledger.url } }],
     },
   ];
-  const server = await ServerProcess.start({
-    env,
-    shimsDir,
-    agents,
-    ...(disk === undefined ? {} : { dataDir: disk.path }),
-  });
+  const server = await startServer({ env, shimsDir, agents });
   let stalls = 0;
-  const stage: Stage = {
+  let held: Promise<void> | undefined;
+  const effects = new Map<unknown, number>();
+  ledger.onEntry(({ marker }) => effects.set(marker, (effects.get(marker) ?? 0) + 1));
+  const stage: Stage<Server> = {
     server,
     model,
     ledger,
@@ -98,12 +133,24 @@ export async function startStage(): Promise<Stage> {
     stallNext: () => {
       stalls = 1;
     },
+    holdEverything: () => {
+      let open = (): void => undefined;
+      held = new Promise((resolve) => (open = resolve));
+      const block = ledger.blockBefore(() => true);
+      return () => {
+        held = undefined;
+        open();
+        block.release();
+      };
+    },
+    effectsOf: (marker) => effects.get(marker) ?? 0,
     close: async () => {
       await Promise.all([server.stop(), model.close(), ledger.close()]);
       disk?.unmount();
     },
   };
-  model.respondWith((request) => {
+  model.respondWith(async (request) => {
+    await held;
     stage.onRequest?.(request);
     if (stalls-- > 0) return { text: ['never ', 'more'], cut: { after: 'half-text', how: 'stall' } };
     stalls = 0;
@@ -130,7 +177,7 @@ function replyTo(request: ReceivedRequest): Reply {
 
 /** An HTTP call that a fault may break: asked again until it is answered by something else than a 503. */
 export async function persistently(
-  stage: Stage,
+  stage: { readonly server: StageServer },
   method: string,
   path: string,
   body?: JsonObject,

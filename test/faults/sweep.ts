@@ -1,4 +1,5 @@
-import { casesOf, type FaultCase } from './points.js';
+import { messageOf } from '../../src/agent/run-errors.js';
+import { casesOf, type FaultCase, nameOf } from './points.js';
 import { type CaseTimes, freshRunsSucceed, runCase } from './run-case.js';
 import { startStage } from './stage.js';
 
@@ -8,8 +9,10 @@ export interface SweepOptions {
   readonly limit?: number;
   readonly secondKills: boolean;
   readonly times: CaseTimes;
-  /** Told of each case when it is over. */
-  onCase?(done: number, all: number, violations: readonly string[]): void;
+  /** Only the case of this number in each pass. */
+  readonly only?: number | undefined;
+  /** Told of each case when it is over; false ends the sweep there. */
+  onCase?(done: number, all: number, violations: readonly string[]): boolean;
 }
 
 export interface SweepResult {
@@ -27,36 +30,40 @@ export interface SweepResult {
 /** The least share of cases that must end completed, so that a sweep cannot pass by failing. */
 const LEAST_COMPLETED = 0.75;
 
-/** Runs the cases of a seed one after the other on one stage. */
+/** Runs the cases of a seed one after the other on one stage; after one that broke off the next has a fresh stage. */
 export async function sweep(options: SweepOptions): Promise<SweepResult> {
-  const stage = await startStage();
+  const { seed, limit, only, secondKills } = options;
+  let stage = await startStage();
   try {
-    const passes = [casesOf(options.seed, false).slice(0, options.limit)];
-    if (options.secondKills) passes.push(casesOf(options.seed + 1, true).slice(0, options.limit));
-    const all = passes.flat();
-    const cases = all.filter(({ fault }: FaultCase) => stage.disk !== undefined || !fault.startsWith('disk'));
+    const passes = [casesOf(seed, false).slice(0, limit)];
+    if (secondKills) passes.push(casesOf(seed + 1, true).slice(0, limit));
+    const all = passes.flat().filter(({ number }) => only === undefined || number === only);
+    const noDisk = stage.noDisk;
+    const cases = all.filter(({ fault }: FaultCase) => noDisk === undefined || !fault.startsWith('disk'));
     const violations: string[] = [];
-    const counts = { reached: 0, kills: 0, completed: 0, cancelled: 0 };
-    for (const [at, faultCase] of cases.entries()) {
-      const result = await runCase(stage, faultCase, options.times);
-      counts.reached += result.reached ? 1 : 0;
-      counts.kills += result.kills;
-      counts.completed += result.status === 'completed' ? 1 : 0;
-      counts.cancelled += result.status === 'cancelled' ? 1 : 0;
-      violations.push(...result.violations);
-      options.onCase?.(at + 1, cases.length, result.violations);
+    const counts = { cases: 0, reached: 0, kills: 0, completed: 0, cancelled: 0 };
+    for (const faultCase of cases) {
+      let found: readonly string[];
+      try {
+        const result = await runCase(stage, faultCase, options.times);
+        found = result.violations;
+        counts.reached += result.reached ? 1 : 0;
+        counts.kills += result.kills;
+        counts.completed += result.status === 'completed' ? 1 : 0;
+        counts.cancelled += result.status === 'cancelled' ? 1 : 0;
+      } catch (error) {
+        found = [`${nameOf(faultCase)}: it broke off: ${messageOf(error)}`];
+        await stage.close().catch(() => undefined);
+        stage = await startStage();
+      }
+      counts.cases += 1;
+      violations.push(...found);
+      if (options.onCase?.(counts.cases, cases.length, found) === false) break;
     }
     violations.push(...(await freshRunsSucceed(stage, 900_000)));
-    if (counts.completed < cases.length * LEAST_COMPLETED)
-      violations.push(`only ${counts.completed} of ${cases.length} cases completed`);
-    return {
-      seed: options.seed,
-      cases: cases.length,
-      skipped: all.length - cases.length,
-      skippedWhy: stage.noDisk,
-      ...counts,
-      violations,
-    };
+    if (counts.completed < counts.cases * LEAST_COMPLETED)
+      violations.push(`only ${counts.completed} of ${counts.cases} cases completed`);
+    return { seed, skipped: all.length - cases.length, skippedWhy: noDisk, ...counts, violations };
   } finally {
     await stage.close();
   }
