@@ -52,7 +52,7 @@ export const configSchema = z.strictObject({
     description: 'What the runs under one API key may use in one day (UTC), together.',
   }),
   prices: z
-    .record(z.string().min(1), priceSchema)
+    .record(z.string(), priceSchema)
     .default({})
     .meta({ description: 'Prices by the beginning of a model’s id, e.g. `anthropic/claude-`; the longest counts.' }),
   onReached: z.enum(['wait', 'fail']).default('wait').meta({
@@ -92,7 +92,7 @@ export function costOf(tokens: Tokens, model: string, config: LimitsConfig): num
   return ((tokens.input - tokens.cached) * input + tokens.cached * cachedInput + tokens.output * output) / 1_000_000;
 }
 
-export function priceOf(model: string, { prices }: LimitsConfig): Price | undefined {
+function priceOf(model: string, { prices }: LimitsConfig): Price | undefined {
   const prefixes = Object.keys(prices).filter((prefix) => model.startsWith(prefix));
   const [longest] = prefixes.sort((a, b) => b.length - a.length);
   return longest === undefined ? undefined : prices[longest];

@@ -26,7 +26,6 @@ import {
   costOf,
   increase,
   type LimitsConfig,
-  priceOf,
   type Reached,
   reachedIn,
   tokensOf,
@@ -66,20 +65,27 @@ class LimitsSession extends BoundShim {
   #earlierMs = 0;
   /** Requests to a model so far, whoever had them made. */
   #requests = 0;
+  /** The model that was asked last, and the turn while a call of it is under way. */
+  #model: string;
+  #turn: PreparedTurn | undefined;
 
   constructor(shim: string, config: LimitsConfig, task: ShimBindingContext['task']) {
     super();
     this.#shim = shim;
     this.#config = config;
     this.#task = task;
+    this.#model = task.model;
     this.#perDay = Object.keys(config.perDay).length > 0;
   }
 
   override runnerHooks(): readonly RunnerHooks[] {
     return [
       {
-        onLlmStart: () => {
+        onLlmStart: (_task, { model }) => {
           this.#requests += 1;
+          // What the request before this one came to is known by now, and may have been another model's.
+          if (this.#turn !== undefined) this.#spend(this.#turn, undefined, NONE);
+          this.#model = model;
         },
       },
     ];
@@ -102,19 +108,18 @@ class LimitsSession extends BoundShim {
 
   override async wrapModelCall(turn: PreparedTurn, request: ModelRequest, next: NextModelCall): Promise<ModelResponse> {
     const estimate = this.#estimate(request);
-    this.#price(turn, this.#task.model);
+    this.#model = this.#task.model;
+    this.#spend(turn, undefined, NONE);
     const call = this.#begin(turn, estimate, 'model');
     const before = this.#requests;
-    let { model } = request;
+    this.#turn = turn;
     try {
-      const response = await next(request);
-      if (priceOf(response.modelId, this.#config) !== undefined) model = response.modelId;
-      return response;
+      return await next(request);
     } finally {
-      const made = this.#requests - before;
-      this.#counts.modelCalls += made;
-      this.#end(turn, call, { modelCalls: made, toolCalls: 0 }, model);
-      this.#price(turn, model);
+      this.#turn = undefined;
+      const modelCalls = this.#requests - before;
+      this.#counts.modelCalls += modelCalls;
+      this.#end(turn, call, { modelCalls, toolCalls: 0 });
       this.#keep(turn);
     }
   }
@@ -126,14 +131,13 @@ class LimitsSession extends BoundShim {
     try {
       return await next(call);
     } finally {
-      this.#end(turn, held, { modelCalls: 0, toolCalls: 1 }, this.#task.model);
+      this.#end(turn, held, { modelCalls: 0, toolCalls: 1 });
     }
   }
 
   override onRunEnd(_result: RunResult | null, _transientState: RunContext, run: RunScope): void {
     this.#takeUp(run);
-    this.#settle(run, undefined, { modelCalls: 0, toolCalls: 0 }, this.#task.model);
-    this.#price(run, this.#task.model);
+    this.#spend(run, undefined, NONE);
     this.#keep(run);
   }
 
@@ -146,26 +150,31 @@ class LimitsSession extends BoundShim {
     this.#assertLeft(turn, estimate.kind);
     const key = heldKey(this.#shim, call);
     const other = turn.transientState.get<string>(key);
-    if (this.#ledger === undefined) return { key, id: undefined };
+    if (this.#ledger === undefined) return { key, id: undefined, held: false };
     const { id, reached } = this.#ledger.reserve(this.#account(turn), turn.runId, estimate, this.#config.perDay, other);
     if (reached !== undefined) throw this.#stop('perDay', reached);
-    if (id === undefined) return { key, id };
+    if (id === undefined) return { key, id, held: true };
     this.#held.add(id);
     turn.transientState.set(key, id);
-    return { key, id };
+    return { key, id, held: false };
   }
 
-  #end(turn: PreparedTurn, { key, id }: Held, calls: Calls, model: string): void {
+  #end(turn: PreparedTurn, { key, id, held }: Held, calls: Calls): void {
+    this.#spend(turn, id, held ? NONE : calls);
     if (id === undefined) return;
     this.#held.delete(id);
-    this.#settle(turn, id, calls, model);
     turn.transientState.delete(key);
   }
 
-  #settle(run: RunScope, id: string | undefined, calls: Calls, model: string): void {
-    this.#ledger?.settle(this.#account(run), { id: run.runId, used: tokensOf(run.usage) }, id, calls, (tokens) =>
+  /** Books what was used since the last look, by the model that was asked last. */
+  #spend(run: RunScope, id: string | undefined, calls: Calls): void {
+    const model = this.#model;
+    const used = tokensOf(run.usage);
+    this.#ledger?.settle(this.#account(run), { id: run.runId, used }, id, calls, (tokens) =>
       costOf(tokens, model, this.#config),
     );
+    this.#counts.cost += costOf(increase(used, this.#counts.priced), model, this.#config);
+    this.#counts.priced = used;
   }
 
   #account({ key }: RunScope): Account {
@@ -207,13 +216,6 @@ class LimitsSession extends BoundShim {
     );
   }
 
-  /** Takes tokens that were used since the last look into the run's cost. */
-  #price({ usage }: RunScope, model: string): void {
-    const now = tokensOf(usage);
-    this.#counts.cost += costOf(increase(now, this.#counts.priced), model, this.#config);
-    this.#counts.priced = now;
-  }
-
   #atWorkMs(): number {
     return this.#config.perRun.wallTimeMs === undefined ? 0 : this.#earlierMs + Date.now() - this.#startedAt;
   }
@@ -236,11 +238,15 @@ class LimitsSession extends BoundShim {
 interface Held {
   readonly key: string;
   readonly id: string | undefined;
+  /** Another instance of the shim holds it. */
+  readonly held: boolean;
 }
 interface Calls {
   readonly modelCalls: number;
   readonly toolCalls: number;
 }
+
+const NONE: Calls = { modelCalls: 0, toolCalls: 0 };
 
 class Limits extends Shim {
   readonly name: string;

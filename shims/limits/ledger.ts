@@ -101,7 +101,10 @@ export class Ledger {
   begin(shim: string, run: { readonly id: string; readonly parent: string | undefined; readonly used: Tokens }): void {
     const { id, parent, used } = run;
     this.#database.transaction(() => {
-      this.#database.prepare('DELETE FROM reservations WHERE shim = ? AND run_id = ?').run(shim, id);
+      // Those of an earlier attempt in this process were given back when it was disposed of.
+      this.#database
+        .prepare('DELETE FROM reservations WHERE shim = ? AND run_id = ? AND holder <> ?')
+        .run(shim, id, HOLDER);
       // After a crash the run may know of fewer tokens than were settled: what it uses from here on is new.
       this.#database
         .prepare(
