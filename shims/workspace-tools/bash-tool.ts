@@ -90,6 +90,7 @@ class ProgressStream {
   readonly #send: (data: JsonValue) => void;
   #pending: { readonly stream: string; text: string }[] = [];
   #left = MOST_PROGRESS_CHARS;
+  #cut = false;
   #timer: NodeJS.Timeout | undefined;
 
   constructor(send: (data: JsonValue) => void) {
@@ -97,9 +98,10 @@ class ProgressStream {
   }
 
   push(stream: string, text: string): void {
-    if (this.#left <= 0) return;
     const kept = headOf(text, this.#left);
-    this.#left -= text.length;
+    this.#left = kept.length < text.length ? 0 : this.#left - kept.length;
+    this.#cut ||= kept.length < text.length;
+    if (kept === '') return;
     const last = this.#pending.at(-1);
     if (last?.stream === stream) last.text += kept;
     else this.#pending.push({ stream, text: kept });
@@ -110,7 +112,7 @@ class ProgressStream {
 
   end(): void {
     this.#flush();
-    if (this.#left < 0) this.#send({ note: 'There was more output than is streamed.' });
+    if (this.#cut) this.#send({ note: 'There was more output than is streamed.' });
   }
 
   #flush(): void {

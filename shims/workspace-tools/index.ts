@@ -59,6 +59,7 @@ class WorkspaceSession extends BoundShim {
   readonly #source: WorkspaceTools;
   readonly #inherited: Inherited;
   #workspace: Workspace | undefined;
+  #tools: readonly Tool[] | undefined;
 
   constructor(source: WorkspaceTools, inherited: Inherited) {
     super();
@@ -76,11 +77,9 @@ class WorkspaceSession extends BoundShim {
     const { tools, prefix } = this.#source.config;
     const { names } = this.#inherited;
     const chosen = TOOL_NAMES.filter((tool) => tools.includes(tool) && names?.has(prefix + tool) !== false);
+    this.#tools ??= chosen.map((tool) => MAKERS[tool](workspace, prefix + tool));
     // The gates below are for these tools: another one of the same name must not stand in their place.
-    turn.addTools(
-      chosen.map((tool) => MAKERS[tool](workspace, prefix + tool)),
-      { requireUniqueNames: true },
-    );
+    turn.addTools(this.#tools, { requireUniqueNames: true });
     const toolOf = new Map<string, ToolName>(chosen.map((tool) => [prefix + tool, tool]));
     for (const { source, message } of workspace.questions) {
       turn.requireApproval(

@@ -92,7 +92,13 @@ function commandMatcher(patterns: readonly string[], action: Action): (command: 
   const texts = patterns.map((pattern) => pattern.split('*'));
   const matches = (command: string): boolean => texts.some((pieces) => matchesPieces(pieces, command));
   if (action === 'allow') return (command) => !SHELL_SYNTAX.test(command.trim()) && matches(command.trim());
-  return (command) => [command, ...command.split(SHELL_SYNTAX)].some((part) => matches(part.trim()));
+  return (command) =>
+    [command, ...command.split(SHELL_SYNTAX)].some((part) => matches(part.trim()) || matches(plain(part)));
+}
+
+/** A part of a command without its quotes and with single spaces. */
+function plain(part: string): string {
+  return part.replace(/["']/g, '').replace(/\s+/g, ' ').trim();
 }
 
 /** Wildcards without backtracking: a pattern of many stars costs no more than its length times the text's. */

@@ -46,31 +46,50 @@ export class HeadAndTail {
   }
 }
 
-/** How alike two texts are, from 0 to 1: the share of pairs of neighbouring characters that both have. */
-export function likeness(one: string, other: string): number {
-  if (one === other) return 1;
-  if (one.length < 2 || other.length < 2) return 0;
-  const pairs = new Map<string, number>();
-  for (let at = 0; at + 1 < one.length; at += 1) {
-    const pair = one.slice(at, at + 2);
-    pairs.set(pair, (pairs.get(pair) ?? 0) + 1);
+/** Tells how alike other texts are to one, from 0 to 1: by the pairs of neighbouring characters that both have. */
+export class Likeness {
+  readonly #text: string;
+  /** The pairs of the text, with the number of the last comparison that met each. */
+  readonly #pairs = new Map<number, number>();
+  #comparison = 0;
+
+  constructor(text: string) {
+    this.#text = text;
+    for (let at = 0; at + 1 < text.length; at += 1) this.#pairs.set(pairAt(text, at), 0);
   }
-  let common = 0;
-  for (let at = 0; at + 1 < other.length; at += 1) {
-    const pair = other.slice(at, at + 2);
-    const left = pairs.get(pair) ?? 0;
-    if (left === 0) continue;
-    pairs.set(pair, left - 1);
-    common += 1;
+
+  of(other: string): number {
+    if (other === this.#text) return 1;
+    const most = Math.max(other.length, this.#text.length);
+    // Texts of very different lengths are not alike; nor is one without pairs like anything.
+    if (Math.min(other.length, this.#text.length) * 3 < most || this.#pairs.size === 0) return 0;
+    this.#comparison += 1;
+    let common = 0;
+    let repeated = 0;
+    for (let at = 0; at + 1 < other.length; at += 1) {
+      const pair = pairAt(other, at);
+      const last = this.#pairs.get(pair);
+      if (last === undefined) continue;
+      if (last === this.#comparison) repeated += 1;
+      else {
+        this.#pairs.set(pair, this.#comparison);
+        common += 1;
+      }
+    }
+    return Math.min(1, (2 * common) / (this.#pairs.size + Math.max(0, other.length - 1 - repeated)));
   }
-  return (2 * common) / (one.length + other.length - 2);
+}
+
+function pairAt(text: string, at: number): number {
+  return text.charCodeAt(at) * 65_536 + text.charCodeAt(at + 1);
 }
 
 /** The name most like another, if one is like it at all. */
 export function nearestName(names: readonly string[], wanted: string): string | undefined {
+  const likeness = new Likeness(wanted.toLowerCase());
   let best: { readonly name: string; readonly score: number } | undefined;
   for (const name of names) {
-    const score = likeness(name.toLowerCase(), wanted.toLowerCase());
+    const score = likeness.of(name.toLowerCase());
     if (score >= 0.5 && score > (best?.score ?? 0)) best = { name, score };
   }
   return best?.name;

@@ -8,6 +8,8 @@ import type { Workspace } from './workspace.js';
 
 /** A larger file is not for exact replacement: it is read as a whole. */
 const MOST_PATCH_BYTES = 10_000_000;
+/** A short text replaced many times by a long one must not fill the memory. */
+const MOST_RESULT_CHARS = 50_000_000;
 
 const WriteParameters = z.object({
   path: z.string().min(1).meta({ description: 'The file, from the root of the workspace. Folders are made.' }),
@@ -82,19 +84,21 @@ async function patch(
   const text = await textOf(workspace, place);
   const { search, replace } = inLineEndsOf(text, args);
   const at = placesOf(text, search);
-  const lines = at.map((index) => lineAt(text, index));
   if (at.length === 0) {
     // What stands in the file is told to those only who may read it.
     const hint = workspace.isReadable(place) ? nearestPlace(text, search) : '';
     throw new Refusal('no_match', `The text to replace does not stand in ${shown}.${hint}`);
   }
+  const where = linesInWords(text, at);
   if (at.length > 1 && !args.replaceAll)
     throw new Refusal(
       'several_matches',
-      `The text to replace stands in ${shown} ${at.length} times, ${inWords(lines)}. Take more of the lines around the one that is meant, or set replaceAll.`,
+      `The text to replace stands in ${shown} ${at.length} times, ${where}. Take more of the lines around the one that is meant, or set replaceAll.`,
     );
+  if (text.length + at.length * (replace.length - search.length) > MOST_RESULT_CHARS)
+    throw new Refusal('too_large', `${shown} would become too large.`);
   await writeWhole(place, text.split(search).join(replace.toWellFormed()), signal);
-  return `Replaced ${at.length === 1 ? 'the text' : `${at.length} texts`} in ${shown}, ${inWords(lines)}.`;
+  return `Replaced ${at.length === 1 ? 'the text' : `${at.length} texts`} in ${shown}, ${where}.`;
 }
 
 async function textOf(workspace: Workspace, place: Place): Promise<string> {
@@ -133,16 +137,19 @@ function placesOf(text: string, search: string): number[] {
   return places;
 }
 
-function lineAt(text: string, index: number): number {
-  let line = 1;
-  for (let at = text.indexOf('\n'); at >= 0 && at < index; at = text.indexOf('\n', at + 1)) line += 1;
-  return line;
-}
-
 const MOST_LINES_TOLD = 10;
 
-function inWords(lines: readonly number[]): string {
-  const told = [...new Set(lines)];
+/** The lines of the first few places, in words. */
+function linesInWords(text: string, places: readonly number[]): string {
+  const lines = new Set<number>();
+  let line = 1;
+  let newline = text.indexOf('\n');
+  for (const place of places) {
+    for (; newline >= 0 && newline < place; newline = text.indexOf('\n', newline + 1)) line += 1;
+    lines.add(line);
+    if (lines.size > MOST_LINES_TOLD) break;
+  }
+  const told = [...lines];
   const more = told.length > MOST_LINES_TOLD ? ', …' : '';
   return `at ${told.length === 1 ? 'line' : 'lines'} ${told.slice(0, MOST_LINES_TOLD).join(', ')}${more}`;
 }

@@ -329,6 +329,8 @@ describe('policy', () => {
       'true && (rm a.txt)',
       'echo $(rm a.txt)',
       'true\nrm a.txt',
+      'rm\ta.txt',
+      `'rm' "a.txt"`,
       'x=1 sudo id',
     ])
       expect([command, (await refusalOf({ root, policy }, 'bash', { command }))[0]]).toEqual([command, 'denied']);

@@ -243,6 +243,18 @@ describe('patch', () => {
     expect(readFileSync(join(root, 'latin.txt'))).toEqual(latin);
   });
 
+  it('names the first lines of a text that stands there very often, and refuses to fill the memory', async () => {
+    const root = folderWith({ 'a.txt': 'x\n'.repeat(1_000_000) });
+    const args = { path: 'a.txt', search: 'x', replaceAll: true };
+    expect(await refusalOf({ root }, 'patch', { ...args, replace: 'y'.repeat(1000) })).toEqual([
+      'too_large',
+      'a.txt would become too large.',
+    ]);
+    expect(await textOf({ root }, 'patch', { ...args, replace: 'y' })).toBe(
+      'Replaced 1000000 texts in a.txt, at lines 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, ….',
+    );
+  });
+
   it('several patches of one file in one answer are all kept', async () => {
     const root = folderWith({ 'a.txt': numbered(8) });
     const { events } = await runTurns(
