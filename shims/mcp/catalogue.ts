@@ -124,7 +124,7 @@ function declaredTool(
  * The name that the model gets: the same for the same tool whatever else there is, and never that of another one. What must be
  * changed to be legal gets a digest of the server's own name at its end.
  */
-export function toolName(server: string, tool: string): string {
+function toolName(server: string, tool: string): string {
   const plain = `${server}__${tool}`;
   if (plain.length <= MAX_NAME && /^[a-zA-Z0-9_-]+$/.test(plain)) return plain;
   const digest = createHash('sha256').update(tool).digest('hex').slice(0, DIGEST_LENGTH);

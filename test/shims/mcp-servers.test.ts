@@ -1,8 +1,8 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { realpathSync, writeFileSync } from 'node:fs';
+import { createRequire } from 'node:module';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
-import { fileURLToPath } from 'node:url';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { isObject, type JsonObject, listOf } from '../support/json-path.js';
 import { closeServer, listenOnLoopback } from '../support/loopback.js';
@@ -13,9 +13,9 @@ import { temporaryFolder, waitFor } from '../support/wait.js';
 
 // The servers that others wrote, as they come from the registry, behind our own server, both really started.
 
-const packages = fileURLToPath(new URL('../../node_modules/@modelcontextprotocol/', import.meta.url));
-const everything = join(packages, 'server-everything/dist/index.js');
-const filesystem = join(packages, 'server-filesystem/dist/index.js');
+const require = createRequire(import.meta.url);
+const everything = require.resolve('@modelcontextprotocol/server-everything/dist/index.js');
+const filesystem = require.resolve('@modelcontextprotocol/server-filesystem/dist/index.js');
 const folder = realpathSync(temporaryFolder('mcp-files-'));
 
 let model: ModelEndpoint;
