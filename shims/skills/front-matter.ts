@@ -59,11 +59,11 @@ async function parseYaml(text: string): Promise<Readonly<Record<string, unknown>
   const { parse } = await import('yaml');
   let value: unknown;
   try {
-    value = parse(text, { prettyErrors: false, logLevel: 'silent' });
+    value = parse(text, { prettyErrors: false, logLevel: 'error' });
   } catch (error) {
     try {
       // The most usual fault: `description: Use it when: …`, which is not YAML.
-      value = parse(quoted(text), { prettyErrors: false, logLevel: 'silent' });
+      value = parse(quoted(text), { prettyErrors: false, logLevel: 'error' });
     } catch {
       throw new BrokenSkillError(
         `its front matter is no YAML: ${error instanceof Error ? error.message : String(error)}`,

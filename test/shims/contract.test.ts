@@ -14,6 +14,7 @@ const OPTIONS: Readonly<Record<string, ContractOptions>> = {
   // So little that it has something to do.
   compaction: { config: { triggerTokens: 30, keepTokens: 5 } },
   approval: { config: { otherwise: 'allow' } },
+  skills: { config: { directories: [join(import.meta.dirname, 'skills-sample')] } },
   'exclude-tools': { config: { names: ['contract_hidden'] } },
 };
 
