@@ -167,6 +167,56 @@ describe('what counts', () => {
     expect(first.runState.shimState.get('limits')).toMatchObject({ modelCalls: 4, toolCalls: 3 });
   });
 
+  it('each request is priced by its own model', async () => {
+    const other = defineShim({
+      name: 'other',
+      async wrapModelCall(turn, request, next) {
+        if (turn.runTurn > 1) return next(request);
+        await next(request);
+        return next({ ...request, model: 'dear/model' });
+      },
+    });
+    const model = new ScriptedModel([], { otherwise: call() });
+    const handle = (id: string) => ({
+      id,
+      languageModel: model,
+      nativeStructuredOutput: false,
+      failureOf: (): never => {
+        throw new Error('no failure');
+      },
+    });
+    const config: Config = {
+      perRun: { cost: 1000, modelCalls: 3 },
+      onReached: 'fail',
+      prices: { 'cheap/': { input: 1_000_000, cachedInput: 0, output: 0 }, 'dear/': { input: 0, output: 10_000_000 } },
+    };
+    const agent = new DefaultAgent({
+      model: 'cheap/model',
+      models: { resolve: handle },
+      shims: [limits.create(config), other, tools],
+    });
+    await expect(agent.run('go')).rejects.toMatchObject({ code: 'limit_exceeded' });
+    // 6 × 1, then 4 × 10, then 6 × 1.
+    expect(agent.runState.shimState.get('limits')).toMatchObject({ cost: 52, modelCalls: 3 });
+  });
+
+  it('two agents of one conversation with limits of their own count each call once for the day', async () => {
+    const dataDir = temporaryFolder('limits-');
+    const model = new ScriptedModel([
+      call(),
+      { toolCalls: [{ toolName: 'handoff_to_second', input: {} }] },
+      call(),
+      'done',
+    ]);
+    const own = (modelCalls: number) => limits.create({ perDay: { modelCalls }, onReached: 'fail' });
+    const second = new DefaultAgent({ name: 'second', model, shims: [own(4), tools], dataDir });
+    const first = new DefaultAgent({ name: 'first', model, shims: [own(9), tools], handoffs: [second], dataDir });
+    expect((await first.run('go')).finalOutput).toBe('done');
+    expect(dayIn(dataDir)).toMatchObject({ model_calls: 4, tool_calls: 3 });
+    expect(reservationsIn(dataDir)).toEqual([]);
+    await expect(second.run('more')).rejects.toMatchObject({ details: { limit: 'perDay.modelCalls', allowed: 4 } });
+  });
+
   it('a child’s tokens count once, and its calls count for the day', async () => {
     const dataDir = temporaryFolder('limits-');
     const boss = defineShim({
