@@ -18,6 +18,8 @@ export class ToolSet {
   readonly #registered: Set<string>;
   readonly #reserved = new Set<string>();
   readonly #excluded = new Set<string>();
+  /** The tools before the first selection. */
+  #offered: readonly Tool[] | undefined;
   #frozen = false;
   #revision = 0;
 
@@ -77,11 +79,17 @@ export class ToolSet {
     return Object.freeze([...(this.#config?.tools ?? [])]);
   }
 
+  /** The tools that the agent has in this turn: those that only a selection hides too, since that saves room and forbids nothing. */
+  get offered(): readonly Tool[] {
+    return this.#offered ?? this.#config?.tools ?? [];
+  }
+
   /** Keeps those of the tools that are in the list, in its order; what else is in it is none of this turn's. */
   select(tools: readonly Tool[]): void {
     this.#change();
     if (this.#config === null) return;
     const present = new Set(this.#config.tools);
+    this.#offered ??= this.#config.tools;
     this.#config = { ...this.#config, tools: tools.filter((tool) => present.delete(tool)) };
   }
 
@@ -115,9 +123,11 @@ export class ToolSet {
   /** A copy to go back to when a callback's writes are undone. */
   snapshot(): () => void {
     const config = this.#config;
+    const offered = this.#offered;
     const [registered, reserved, excluded] = [[...this.#registered], [...this.#reserved], [...this.#excluded]];
     return () => {
       this.#config = config;
+      this.#offered = offered;
       for (const [set, saved] of [
         [this.#registered, registered],
         [this.#reserved, reserved],

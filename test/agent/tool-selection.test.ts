@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { defineShim, defineTool, type PreparedTurn, z } from '../../src/shims.js';
+import { agentTool, BoundShim, defineShim, defineTool, type PreparedTurn, Shim, z } from '../../src/shims.js';
 import { attemptUntilKilled, recoveredAttempt } from '../../src/testing/interrupted-run.js';
 import { type ScriptedAnswer, ScriptedModel, testShim } from '../../src/testing.js';
 import { calls, onTurn, toolNamed } from './drive.js';
@@ -70,6 +70,37 @@ describe('selectTools', () => {
       ok: false,
       error: { kind: 'unknown_tool', message: 'There is no tool "hidden". The tools are: base.' },
     });
+  });
+
+  it('R101 a helper may have what is only hidden, since it selects for itself, and not what is excluded', async () => {
+    const allowed: string[][] = [];
+    class Source extends Shim {
+      readonly name = 'source';
+      override bind(): BoundShim {
+        const session = new BoundShim();
+        session.prepareTurn = (turn) => {
+          turn.addTools([
+            toolNamed('shown'),
+            toolNamed('hidden'),
+            toolNamed('excluded'),
+            agentTool(turn, { name: 'help', description: '' }),
+          ]);
+          turn.excludeTools('excluded');
+        };
+        session.inheritTools = (names) => {
+          allowed.push([...names]);
+          return null;
+        };
+        return session;
+      }
+    }
+    const ask = { toolCalls: [{ toolName: 'help', input: { task: 'x' } }] };
+    const run = await testShim(only('selects', 'help', 'shown'), {
+      after: [new Source()],
+      script: [ask, 'helped', 'done'],
+    });
+    expect(run.tools).toEqual(Array<string[]>(3).fill(['help', 'shown']));
+    expect(allowed).toEqual([['shown', 'hidden', 'help']]);
   });
 
   it('R50 a selection that comes too late throws', async () => {
