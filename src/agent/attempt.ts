@@ -405,7 +405,7 @@ export class Attempt implements AttemptPort, SessionHost {
       runId: this.runId,
       agent: frame.agent,
       shims: frame.shims,
-      tools: this.core?.toolSet.config?.tools ?? [],
+      tools: this.core?.toolSet.offered ?? [],
       depth: input.depth,
       limits: this.limits,
       totalTokens: this.usage.totalTokens,
