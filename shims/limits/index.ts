@@ -258,15 +258,17 @@ class Limits extends Shim {
     this.config = config;
   }
 
-  override bind({ task }: ShimBindingContext): BoundShim {
-    return new LimitsSession(this.name, this.config, task);
+  override bind(context: ShimBindingContext): BoundShim | Promise<BoundShim> {
+    const { task, toolSourceBindings } = context;
+    const own = toolSourceBindings.find(({ source }) => source === this);
+    if (own !== undefined) return own.bind(context);
+    return toolSourceBindings.length > 0 ? new BoundShim() : new LimitsSession(this.name, this.config, task);
   }
 }
 
 export default defineShim({
   name: 'limits',
-  description:
-    'Stops a run that has used up its model calls, tool calls, tokens, cost or time, or those of its key for the day.',
+  description: "Limits what a run, and what a key's runs in a day, may use of calls, tokens, money and time.",
   config: configSchema,
   state: stateSchema,
   // A guard: what an agent hands on is limited too.
