@@ -348,6 +348,39 @@ describe('in the server', () => {
     expect(models).toEqual(['openai-compatible/m', ...Array<string>(3).fill('anthropic/claude-sonnet-4-5')]);
   });
 
+  it('before prompt-cache each model gets what its own provider takes', async () => {
+    const models = ['anthropic/claude-sonnet-4-5', 'openai-compatible/m'];
+    await putAgent(seam, 'cached', {
+      model: 'openai/gpt-5',
+      shims: [{ use: 'retry-fallback', config: { models, retries: 0 } }, 'clock', 'prompt-cache'],
+    });
+    seam.model.script({ status: 500 }, { status: 500 }, { text: 'done' });
+    const run = await runToEnd(seam, { agent: 'cached' });
+    expect(run).toMatchObject({ status: 'completed', output: 'done' });
+    const sent = seam.model.requests
+      .slice(-3)
+      .map(({ rawBody }) => [/prompt_?cache_?key/i.test(rawBody), rawBody.includes('cache_control')]);
+    expect(sent).toEqual([
+      [true, false],
+      [false, true],
+      [false, false],
+    ]);
+    const told = (await logOf(seam, run.id)).filter(({ type }) => type === 'custom.cache.prefix_changed');
+    expect(told.map(({ data }) => (data as JsonObject).changed)).toEqual([['model'], ['model']]);
+  });
+
+  it('a stop of the server in a pause hands the run over, and the next start goes on with it', async () => {
+    await agentWith('patient', { models: [], retries: 0, rounds: 2, roundPauseMs: 60_000 });
+    await seam.server.restart({ env: { SHUTDOWN_GRACE_MS: '200' } });
+    seam.model.script({ status: 500 });
+    const { body } = await startRun(seam, { agent: 'patient' });
+    await waitFor(async () => (await logOf(seam, body.id)).some(({ type }) => type === 'custom.fallback.switched'));
+    expect(await seam.server.term()).toBe(0);
+    seam.model.script({ text: 'done' });
+    await seam.server.restart();
+    expect(await ended(seam, body.id)).toMatchObject({ status: 'completed', output: 'done', recoveries: 1 });
+  });
+
   it('failure C06 a cancel in a pause ends the run at once, and no model is asked again', async () => {
     await agentWith('rounds', { models: ['anthropic/claude-sonnet-4-5'], retries: 0, rounds: 5, roundPauseMs: 60_000 });
     seam.model.script({ status: 500 }, { status: 500 });
