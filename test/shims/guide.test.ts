@@ -74,7 +74,7 @@ describe('the guide', () => {
       .map((block) => JSON.parse(block.code) as object);
     const agents = documents.filter((document) => !('input' in document));
     for (const agent of agents) AgentDescriptorSchema.parse({ name: 'guide', model: 'x/y', ...agent });
-    expect([documents.length, agents.length]).toEqual([4, 3]);
+    expect([documents.length, agents.length]).toEqual([5, 4]);
   });
 
   it('has links to headings that are there', () => {
