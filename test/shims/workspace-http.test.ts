@@ -1,4 +1,3 @@
-import { spawnSync } from 'node:child_process';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
@@ -18,7 +17,7 @@ import type { JsonObject } from '../support/json-path.js';
 import { ModelEndpoint } from '../support/model-endpoint.js';
 import { ServerProcess } from '../support/server-process.js';
 import { waitFor } from '../support/wait.js';
-import { folderWith, type Outcome, outcomesOf, type WorkspaceInput } from './workspace.js';
+import { folderWith, isAlive, type Outcome, outcomesOf, type WorkspaceInput } from './workspace.js';
 
 let lab: { readonly server: ServerProcess; readonly model: ModelEndpoint };
 beforeAll(async () => {
@@ -48,12 +47,6 @@ async function agentWith(config: WorkspaceInput, model = 'openai-compatible/m'):
 
 const allowed = (root: string): WorkspaceInput => ({ root, policy: { bash: 'allow' } });
 const outcomes = async (id: unknown): Promise<Outcome[]> => outcomesOf(await logOf(lab, id));
-
-/** Whether a process lives; one that has ended may wait for its parent to notice. */
-function isAlive(pid: number): boolean {
-  const { stdout } = spawnSync('ps', ['-o', 'stat=', '-p', String(pid)], { encoding: 'utf8' });
-  return stdout.trim() !== '' && !stdout.startsWith('Z');
-}
 
 /** A command that says its own process id and that of a deaf child in the background, and stays. */
 const STAYS = 'echo $$ > shell.pid; (trap "" TERM; sleep 1000) & echo $! > child.pid; echo started; sleep 1000';

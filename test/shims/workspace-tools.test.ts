@@ -1,4 +1,3 @@
-import { spawnSync } from 'node:child_process';
 import { chmodSync, existsSync, linkSync, readdirSync, readFileSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
@@ -7,7 +6,7 @@ import { type Query, ripgrepPath, searchHere, searchWith } from '../../shims/wor
 import { agentTool, defineShim } from '../../src/shims.js';
 import { type ScriptedReply, testShim } from '../../src/testing.js';
 import { temporaryFolder, waitFor } from '../support/wait.js';
-import { callAll, folderWith, outcomesOf, refusalOf, runTurns, textOf } from './workspace.js';
+import { callAll, folderWith, isAlive, outcomesOf, refusalOf, runTurns, textOf } from './workspace.js';
 
 const numbered = (count: number): string => Array.from({ length: count }, (_, index) => `line ${index + 1}\n`).join('');
 const PNG = Buffer.from(
@@ -325,6 +324,13 @@ describe('find, grep and ls', () => {
     expect(await textOf({ root }, 'grep', { pattern: 'z' })).toBe('[No match.]');
   });
 
+  it('a name cannot look like two', async () => {
+    const root = folderWith({ 'a\nb\u001b.txt': 'x' });
+    expect(await textOf({ root }, 'find', { pattern: '*' })).toBe('a\\nb\\u001b.txt');
+    expect(await textOf({ root }, 'ls')).toBe('a\\nb\\u001b.txt 1');
+    expect(await textOf({ root }, 'grep', { pattern: 'x' })).toBe('a\\nb\\u001b.txt:1:x');
+  });
+
   it('grep shows lines around a match, and a part of a line that is long', async () => {
     const root = folderWith({ 'a.txt': numbered(9), 'long.txt': `${'😀'.repeat(400)}needle${'😀'.repeat(400)}\n` });
     expect(await textOf({ root }, 'grep', { pattern: 'line [3489]', path: 'a.txt', context: 1 })).toBe(
@@ -390,11 +396,6 @@ describe('find, grep and ls', () => {
 });
 
 describe('bash', () => {
-  const isAlive = (pid: number): boolean => {
-    // A process that has ended may wait for its parent to notice.
-    const { stdout } = spawnSync('ps', ['-o', 'stat=', '-p', String(pid)], { encoding: 'utf8' });
-    return stdout.trim() !== '' && !stdout.startsWith('Z');
-  };
   const pidIn = (file: string): number => Number(readFileSync(file, 'utf8'));
 
   it('answers what was printed, in the folder that was asked for, and the exit code of a failure', async () => {

@@ -1,4 +1,4 @@
-import { mkdirSync, realpathSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readFileSync, realpathSync, writeFileSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import workspaceTools from '../../shims/workspace-tools/index.js';
 import type { LifecycleEvent } from '../../src/agent/events.js';
@@ -69,4 +69,14 @@ export async function refusalOf(
   const [outcome] = await callAll(config, call);
   if (outcome?.ok !== false) throw new Error(JSON.stringify(outcome));
   return [outcome.error?.kind, outcome.error?.message ?? ''];
+}
+
+/** Whether a process lives; one that has ended may wait for its parent to notice. */
+export function isAlive(pid: number): boolean {
+  try {
+    process.kill(pid, 0);
+    return process.platform !== 'linux' || !readFileSync(`/proc/${pid}/stat`, 'utf8').includes(') Z ');
+  } catch {
+    return false;
+  }
 }
