@@ -2,6 +2,9 @@ import { defineShim } from 'shimline/shims';
 import { compactionConfig } from './config.js';
 import { CompactionShim } from './compaction.js';
 
+export { CompactionError, CompactionShim } from './compaction.js';
+export type { Compaction, Compactor } from './compactor.js';
+
 export default defineShim({
   name: 'compaction',
   version: 1,

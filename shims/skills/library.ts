@@ -20,6 +20,8 @@ export interface SkillFault {
   /** Below its directory, so that it may be shown to clients. */
   readonly path: string;
   readonly reason: string;
+  /** The directory itself: that is the operator's to know, and no client's. */
+  readonly isDirectory?: true;
 }
 
 export interface Library {
@@ -39,7 +41,7 @@ export async function scanSkills({ directories, only }: Pick<SkillsConfig, 'dire
     const root = resolve(directory);
     const found = await skillFolders(root).catch(() => undefined);
     if (found === undefined) {
-      faults.push({ path: basename(root), reason: 'this directory of skills cannot be read' });
+      faults.push({ path: basename(root), reason: 'this directory of skills cannot be read', isDirectory: true });
       continue;
     }
     for (const { folder, file, path } of found) {

@@ -99,9 +99,9 @@ class SkillsSession extends BoundShim {
   override async onRunStart(_state: RunState, _transientState: RunContext, run: RunScope): Promise<void> {
     this.#library = scanSkills(this.#shim.config);
     const { faults } = await this.#library;
-    for (const { path, reason } of faults) {
+    for (const { path, reason, isDirectory } of faults) {
       run.log.warn({ runId: run.runId, shim: this.#shim.name, path, reason }, 'skill left out');
-      if (!run.recovered) run.emit('skills.broken', { path, reason });
+      if (!run.recovered && isDirectory !== true) run.emit('skills.broken', { path, reason });
     }
   }
 

@@ -1,7 +1,7 @@
 import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { CompactionShim, type Compactor } from 'shimline/shims/compaction';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
-import { CompactionShim } from '../../shims/compaction/compaction.js';
 import { compactionConfig, windowOf } from '../../shims/compaction/config.js';
 import compaction from '../../shims/compaction/index.js';
 import { shortened } from '../../shims/compaction/summary.js';
@@ -234,10 +234,7 @@ describe('what stays', () => {
 describe('who summarises', () => {
   it('a custom compactor, given in code or by another shim', async () => {
     const seen: unknown[] = [];
-    const compactor = async (given: {
-      messages: readonly unknown[];
-      previous: string | undefined;
-    }): Promise<string> => {
+    const compactor: Compactor = async (given) => {
       seen.push([given.messages.length, given.previous]);
       return 'made by hand';
     };

@@ -137,7 +137,6 @@ describe('the catalogue', () => {
       'good/SKILL.md',
       'none/SKILL.md',
       'yaml/SKILL.md',
-      'not-there',
     ]);
     expect(JSON.stringify(reasons)).not.toContain(root);
     expect(run.requests[0]?.system).toContain('- good: Another one.');
