@@ -1,6 +1,7 @@
 // Removes compiled files whose source is gone. The server loads every module in dist/shims, so a shim that
-// was deleted or renamed must not live on there, and `tsc` never deletes what it once wrote.
-import { existsSync, readdirSync, rmSync } from 'node:fs';
+// was deleted or renamed must not live on there, and `tsc` never deletes what it once wrote. The ready agents, which it does
+// not know, are put beside them.
+import { cpSync, existsSync, readdirSync, rmSync } from 'node:fs';
 import { dirname, join } from 'node:path';
 import { fileURLToPath } from 'node:url';
 
@@ -15,3 +16,5 @@ for (const folder of ['src', 'shims']) {
     if (!existsSync(source)) rmSync(join(compiled, path), { recursive: true, force: true });
   }
 }
+
+cpSync(join(root, 'src/presets'), join(root, 'dist/src/presets'), { recursive: true });
