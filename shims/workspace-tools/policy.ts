@@ -45,9 +45,12 @@ export class Judge {
       action === 'ask' ? [{ source, message }] : [],
     );
     const families = (['read', 'write', 'bash'] as const).filter((family) => this.#policy[family] === 'ask');
-    return [...rules, ...families.map((source) => ({ source, message: undefined }))];
+    return [...rules, ...families.map((source) => ({ source, message: QUESTIONS[source] }))];
   }
 }
+
+/** What a person is asked where a default asks. */
+const QUESTIONS = { read: 'May it read this?', write: 'May it write this?', bash: 'May it run this command?' } as const;
 
 interface CompiledRule {
   readonly action: Action;

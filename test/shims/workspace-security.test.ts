@@ -241,6 +241,9 @@ describe('policy', () => {
     const root = folderWith({ ...files, '.git/config': '[core]\n' });
     const run = await runTurns({ root, policy: { bash: undefined } }, [['bash', { command: 'touch ran' }]]);
     expect(run.error?.message).toContain('The run waits for a decision');
+    expect(run.events.find(({ type }) => type === 'tool.waiting')).toMatchObject({
+      interruption: { message: 'May it run this command?' },
+    });
     expect(existsSync(join(root, 'ran'))).toBe(false);
     for (const path of ['.git/config', '.git/hooks/pre-commit', 'sub/.git/config'])
       expect([path, (await refusalOf({ root }, 'write', { path, content: 'x' }))[0]]).toEqual([path, 'denied']);
