@@ -14,6 +14,7 @@ import { metrics } from './http/metrics.js';
 import { OpenWaits } from './http/open-waits.js';
 import { openapi } from './http/openapi.js';
 import { opsRoutes } from './http/ops-routes.js';
+import { protocol } from './http/protocol.js';
 import { rateLimit } from './http/rate-limit.js';
 import { newRequestId, requestId } from './http/request-id.js';
 import { RunAnswers } from './http/run-answers.js';
@@ -77,6 +78,7 @@ export async function buildApp({
     // Names of any length are answered by those who know what there is; Fastify's own limit of 100 would call them malformed.
     routerOptions: { maxParamLength: 4096 },
     requestTimeout: REQUEST_TIMEOUT_MS,
+    http: { requireHostHeader: false },
     trustProxy: false,
     // While it closes, routes answer for themselves: Fastify's own 503 is no problem object.
     return503OnClosing: false,
@@ -98,6 +100,7 @@ export async function buildApp({
   await app.register(errorHandler);
   await app.register(requestId);
   await app.register(securityHeaders);
+  await app.register(protocol);
   await app.register(jsonBody);
   await app.register(openapi);
   await app.register(metrics, { runCounts, ...(silenceSeconds === undefined ? {} : { silenceSeconds }) });

@@ -30,12 +30,20 @@ export function compileJsonSchema(schema: JsonSchema): ValidateFunction {
   }
 }
 
-/** The faults of a value against a schema as `pointer: what was expected`; empty when it is valid. @throws InvalidJsonSchemaError */
-export function jsonSchemaFaults(schema: JsonSchema, value: unknown): string[] {
+/** What of a value does not fit a schema: where it stands, and what was expected. Empty when it is valid. @throws InvalidJsonSchemaError */
+export function jsonSchemaErrors(
+  schema: JsonSchema,
+  value: unknown,
+): readonly { readonly pointer: string; readonly message: string }[] {
   const validate = compileJsonSchema(schema);
   if (validate(value)) return [];
-  return (validate.errors ?? []).map(
-    (fault: ErrorObject) =>
-      `${fault.instancePath === '' ? '/' : fault.instancePath}: ${fault.message ?? fault.keyword}`,
-  );
+  return (validate.errors ?? []).map((fault: ErrorObject) => ({
+    pointer: fault.instancePath,
+    message: fault.message ?? fault.keyword,
+  }));
+}
+
+/** The same as `pointer: what was expected`. @throws InvalidJsonSchemaError */
+export function jsonSchemaFaults(schema: JsonSchema, value: unknown): string[] {
+  return jsonSchemaErrors(schema, value).map(({ pointer, message }) => `${pointer === '' ? '/' : pointer}: ${message}`);
 }

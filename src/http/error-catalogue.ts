@@ -23,7 +23,13 @@ import {
   VersionMismatchError,
   WaitingForDecisionsError,
 } from '../errors.js';
-import { HeadersTooLargeError, InternalError, NotReadyError, RequestTimeoutError } from './http-errors.js';
+import {
+  ExpectationFailedError,
+  HeadersTooLargeError,
+  InternalError,
+  NotReadyError,
+  RequestTimeoutError,
+} from './http-errors.js';
 
 const detail = '';
 const run = { id: '', attempt: 0, status: '' };
@@ -45,6 +51,7 @@ export const ERROR_CATALOGUE: readonly AppError[] = [
   new VersionMismatchError('', 0),
   new PayloadTooLargeError({ detail }),
   new UnsupportedMediaTypeError({ detail }),
+  new ExpectationFailedError(),
   new ValidationError(detail, []),
   new InvalidCursorError({ detail }),
   new IdempotencyMismatchError(),

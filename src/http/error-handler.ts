@@ -1,6 +1,6 @@
 import { randomUUID } from 'node:crypto';
 import { type ServerResponse, STATUS_CODES } from 'node:http';
-import type { Socket } from 'node:net';
+import type { Duplex } from 'node:stream';
 import type { FastifyError, FastifyReply, FastifyRequest } from 'fastify';
 import fp from 'fastify-plugin';
 import {
@@ -72,10 +72,10 @@ function fastifyFields(thrown: unknown): { readonly code: string; readonly statu
  * For `clientErrorHandler`: bytes that are no HTTP request, headers that are too large, a request that did not arrive in time.
  * There is no request, so the answer is written on the socket, unless an answer has begun on it: then it would land inside that.
  */
-export function answerClientError(error: NodeJS.ErrnoException, socket: Socket): void {
+export function answerClientError(error: NodeJS.ErrnoException, socket: Duplex): void {
   if (error.code === 'ECONNRESET' || socket.destroyed) return;
   // Node keeps the response in progress here, and asks the same question in its own handler.
-  const { _httpMessage: current } = socket as Socket & { readonly _httpMessage?: ServerResponse | null };
+  const { _httpMessage: current } = socket as Duplex & { readonly _httpMessage?: ServerResponse | null };
   if (socket.writable && current?.headersSent !== true) socket.write(rawProblem(error.code));
   socket.destroy();
 }

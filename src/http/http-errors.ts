@@ -30,6 +30,16 @@ export class RequestTimeoutError extends AppError {
   }
 }
 
+/** `Expect` asks for something else than `100-continue`. */
+export class ExpectationFailedError extends AppError {
+  readonly code = 'expectation_failed';
+  readonly status = 417;
+  readonly title = 'Expectation failed';
+  constructor() {
+    super({ detail: 'The only expectation that this server meets is 100-continue.' });
+  }
+}
+
 /** Answered on the socket, like RequestTimeoutError. */
 export class HeadersTooLargeError extends AppError {
   readonly code = 'headers_too_large';

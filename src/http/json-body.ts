@@ -1,8 +1,9 @@
+import type { IncomingHttpHeaders } from 'node:http';
 import type { FastifyInstance } from 'fastify';
 import fp from 'fastify-plugin';
 import type { JsonValue } from '../agent/json.js';
 import { wellFormed } from '../agent/json.js';
-import { MalformedRequestError } from '../errors.js';
+import { MalformedRequestError, UnsupportedMediaTypeError } from '../errors.js';
 
 declare module 'fastify' {
   interface FastifyContextConfig {
@@ -20,12 +21,19 @@ const MAX_DEPTH = 100;
 /** Escapes of surrogate halves; where there are none, no half can be alone, since the bytes were UTF-8. */
 const SURROGATE_ESCAPE = /\\u[dD][89a-fA-F]/;
 
+const CHARSET = /;\s*charset\s*=\s*"?([^";\s]*)/i;
+
 /** Reads JSON bodies: strict JSON without `__proto__`, bounded in depth, each string well-formed (no provider takes a lone surrogate). */
 export const jsonBody = fp(
   async (app: FastifyInstance) => {
     const parse = app.getDefaultJsonParser('error', 'error');
     app.removeContentTypeParser(['application/json', 'text/plain']);
     app.addContentTypeParser<string>('application/json', { parseAs: 'string' }, (request, text, done) => {
+      const unreadable = unreadableBody(request.headers);
+      if (unreadable !== undefined) {
+        done(new UnsupportedMediaTypeError({ detail: unreadable }));
+        return;
+      }
       if (text === '' && request.routeOptions.config.bodyOptional === true) {
         done(null, undefined);
         return;
@@ -45,6 +53,15 @@ export const jsonBody = fp(
   },
   { name: 'json-body' },
 );
+
+/** Why a body is not read as it was sent; guessing would give other text than was meant. */
+function unreadableBody(headers: IncomingHttpHeaders): string | undefined {
+  const encoding = headers['content-encoding'];
+  if (encoding !== undefined && encoding.trim().toLowerCase() !== 'identity')
+    return 'The body must come as it is, without a content encoding.';
+  const charset = CHARSET.exec(headers['content-type'] ?? '')?.[1];
+  return charset === undefined || /^utf-?8$/i.test(charset) ? undefined : 'The body must be UTF-8.';
+}
 
 function isTooDeep(json: string): boolean {
   if (json.length <= MAX_DEPTH) return false;

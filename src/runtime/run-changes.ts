@@ -1,6 +1,7 @@
 import { type EventInput, toolCompleted } from '../agent/events.js';
 import type { ToolCallRecord } from '../agent/journal.js';
 import { type Decision, type DecisionScope, firstPosition, type Position } from '../agent/journal.js';
+import { type JsonSchema, jsonSchemaErrors } from '../agent/json-schema.js';
 import { type HistoryItem, kindOf } from '../agent/messages.js';
 import { closingItems } from '../agent/round-closing.js';
 import { type InFlight, type Interruption, TERMINAL_STATUSES } from '../agent/run.js';
@@ -122,6 +123,7 @@ export class RunChanges {
     if (call?.state !== 'waiting' || call.interruption?.reason !== 'approval' || call.decision !== undefined)
       throw new StaleInterruptionError(answer.id);
     assertScope(call.interruption, answer.scope, index);
+    if (answer.decision === 'edit') assertArguments(call.interruption, answer.arguments ?? {}, index);
     call.decision = decisionOf(answer);
     return call;
   }
@@ -298,6 +300,29 @@ function assertScope({ responseSchema }: Interruption, scope: DecisionScope | un
   throw new ValidationError('The decision reaches further than the interruption offers.', [
     { pointer: `/decisions/${index}/scope`, message },
   ]);
+}
+
+/**
+ * Arguments that the tool's JSON Schema refuses are refused here, and the run waits on; what only the tool itself can tell is an
+ * error result of the call. @throws ValidationError
+ */
+function assertArguments({ responseSchema }: Interruption, args: unknown, index: number): void {
+  const { arguments: schema } = responseSchema.properties as { readonly arguments: JsonSchema };
+  const faults = errorsOf(schema, args);
+  if (faults.length === 0) return;
+  throw new ValidationError(
+    'The tool does not take these arguments.',
+    faults.map(({ pointer, message }) => ({ pointer: `/decisions/${index}/arguments${pointer}`, message })),
+  );
+}
+
+/** A schema that cannot be compiled was the tool author's: the tool judges by itself. */
+function errorsOf(schema: JsonSchema, value: unknown): ReturnType<typeof jsonSchemaErrors> {
+  try {
+    return jsonSchemaErrors(schema, value);
+  } catch {
+    return [];
+  }
 }
 
 function decisionOf(answer: NonNullable<ResumeRun['decisions']>[number]): Decision {

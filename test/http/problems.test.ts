@@ -1,3 +1,5 @@
+import { connect } from 'node:net';
+import { gzipSync } from 'node:zlib';
 import { expect, it } from 'vitest';
 import { QueueFullError } from '../../src/errors.js';
 import { testApp } from './fake-runtime.js';
@@ -83,6 +85,28 @@ it.each([
     415,
     'unsupported_media_type',
   ],
+  [
+    'a body that is compressed',
+    {
+      method: 'POST',
+      url: '/v1/runs',
+      headers: { ...JSON_TYPE, 'content-encoding': 'gzip' },
+      payload: gzipSync('{"agent":"a","input":"x"}'),
+    },
+    415,
+    'unsupported_media_type',
+  ],
+  [
+    'a body in another charset',
+    {
+      method: 'POST',
+      url: '/v1/runs',
+      headers: { 'content-type': 'application/json; charset=ISO-8859-1' },
+      payload: Buffer.from('{"agent":"a","input":"\xe9"}', 'latin1'),
+    },
+    415,
+    'unsupported_media_type',
+  ],
   ['no body', { method: 'POST', url: '/v1/runs' }, 422, 'validation_failed'],
   [
     'a body that is no object',
@@ -153,4 +177,67 @@ it('mends lone surrogates, which no model takes', async () => {
     payload: '{"agent":"a","input":"x\\ud83d y\\ud83d\\ude00"}',
   });
   expect(runtime.calls[0]?.[1]).toMatchObject({ input: 'x\ufffd y\u{1f600}' });
+});
+
+it.each([
+  ['identity', 'application/json; charset=utf-8'],
+  ['Identity', 'application/json;charset="UTF-8"'],
+  [undefined, 'application/json; charset=utf8'],
+])('reads a body of encoding %s and type %s', async (encoding, type) => {
+  const { app } = await testApp();
+  const headers = { 'content-type': type, ...(encoding === undefined ? {} : { 'content-encoding': encoding }) };
+  const answer = await app.inject({ method: 'POST', url: '/v1/runs', headers, payload: '{"agent":"a","input":"x"}' });
+  expect(answer.statusCode).toBe(202);
+});
+
+it.each([
+  ['no Host', 'GET /healthz HTTP/1.1\r\n\r\n', 400, 'malformed_request'],
+  ['no Host and a key that is missing', 'GET /v1/runs HTTP/1.1\r\n\r\n', 400, 'malformed_request'],
+  [
+    'another Expect',
+    'POST /v1/runs HTTP/1.1\r\nHost: a\r\nExpect: 200-ok\r\nContent-Length: 2\r\n\r\n{}',
+    417,
+    'expectation_failed',
+  ],
+  ['no request line', 'GET\r\n\r\n', 400, 'malformed_request'],
+  ['a method that is none', 'BREW /v1/runs HTTP/1.1\r\nHost: a\r\n\r\n', 400, 'malformed_request'],
+  ['another version', 'GET / HTTP/3.7\r\nHost: a\r\n\r\n', 400, 'malformed_request'],
+  ['a header that is none', 'GET / HTTP/1.1\r\nHost: a\r\nbad header: x\r\n\r\n', 400, 'malformed_request'],
+  [
+    'two lengths',
+    'POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}',
+    400,
+    'malformed_request',
+  ],
+  ['a call of a proxy', 'CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n', 400, 'malformed_request'],
+  ['the greeting of TLS', '\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03', 400, 'malformed_request'],
+])('answers %s, where Node would by itself, with a problem, and closes', async (_what, bytes, status, code) => {
+  const { app } = await testApp();
+  const { port, hostname } = new URL(await app.listen({ port: 0, host: '127.0.0.1' }));
+  const socket = connect(Number(port), hostname);
+  socket.write(bytes, 'latin1');
+  const chunks: Buffer[] = [];
+  for await (const chunk of socket) chunks.push(chunk as Buffer);
+  const [head = '', body = ''] = Buffer.concat(chunks).toString().split('\r\n\r\n');
+  expect(head).toMatch(new RegExp(`^HTTP/1.1 ${status} `));
+  expect(head).toMatch(/^content-type: application\/problem\+json\r?$/im);
+  expect(JSON.parse(body)).toMatchObject({ status, code, requestId: /^x-request-id: (\S+)/im.exec(head)?.[1] });
+});
+
+it('lets a client of HTTP/1.0 do without Host, and one that expects 100-continue go on', async () => {
+  const { app } = await testApp();
+  const { port, hostname } = new URL(await app.listen({ port: 0, host: '127.0.0.1' }));
+  for (const [bytes, begins] of [
+    ['GET /healthz HTTP/1.0\r\n\r\n', 'HTTP/1.1 200 OK'],
+    [
+      'POST /v1/runs HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}',
+      'HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 422 ',
+    ],
+  ] as const) {
+    const socket = connect(Number(port), hostname);
+    socket.write(bytes);
+    const chunks: Buffer[] = [];
+    for await (const chunk of socket) chunks.push(chunk as Buffer);
+    expect(Buffer.concat(chunks).toString().startsWith(begins)).toBe(true);
+  }
 });

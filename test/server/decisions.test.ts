@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
 import { toolResultsOf } from '../support/request-view.js';
+import type { JsonAnswer } from '../support/server-process.js';
 import { waitFor } from '../support/wait.js';
 import {
   calling,
@@ -100,13 +101,27 @@ describe.each(DIALECTS)('an approval over $dialect', ({ agent }) => {
     expect(lab.ledger.entries(({ runId }) => runId === run.id).map(({ n }) => n)).toEqual([77]);
   });
 
-  it('edited with arguments that the tool refuses: it does not run, and the model is told', async () => {
+  it("edited with arguments that the tool's schema refuses: 422 with their place, and the run waits on", async () => {
+    const run = await waiting(1, agent);
+    const decide = async (args: JsonObject): Promise<JsonAnswer> =>
+      resume(lab, run.id, { decisions: [{ id: interruptionIds(run)[0], decision: 'edit', arguments: args }] });
+    expect(await decide({ n: 'many' })).toMatchObject({
+      status: 422,
+      body: { code: 'validation_failed', errors: [{ pointer: '/decisions/0/arguments/n', message: 'must be number' }] },
+    });
+    expect(await getRun(lab, run.id)).toEqual(run);
+    lab.model.script({ text: 'ok' });
+    expect((await decide({ n: 5 })).body).toMatchObject({ status: 'completed' });
+    expect(effectsOf(run)).toBe(1);
+  });
+
+  it('edited with arguments that only the tool itself refuses: it does not run, and the model is told', async () => {
     const run = await waiting(1, agent);
     lab.model.script({ text: 'ok' });
-    const decisions = [{ id: interruptionIds(run)[0], decision: 'edit', arguments: { n: 'many' } }];
+    const decisions = [{ id: interruptionIds(run)[0], decision: 'edit', arguments: { n: -1 } }];
     expect((await resume(lab, run.id, { decisions })).body).toMatchObject({ status: 'completed' });
     expect(effectsOf(run)).toBe(0);
-    expect(lastResults()[0]).toMatch(/n/);
+    expect(lastResults()[0]).toMatch(/not negative/);
   });
 
   it('responded: it does not run, and the model gets the result', async () => {

@@ -23,7 +23,7 @@ const effect = async (ledger, name, fields = {}, signal) => {
   const response = await fetch(ledger + '/effect', { method: 'POST', body: JSON.stringify({ name, ...fields }), signal });
   return response.json();
 };
-const parameters = z.object({ n: z.number().default(0) });
+const parameters = z.object({ n: z.number().refine((n) => n >= 0, 'not negative').default(0) });
 
 export default defineShim({
   name: 'lab',
