@@ -132,8 +132,8 @@ export class Attempt implements AttemptPort, SessionHost {
   partialText = '';
   /** The model call whose deltas were sent and that the next one replaces. */
   replaces: string | undefined;
-  /** Whether this attempt's model has refused images and files: from then on they stay behind. */
-  readonly media = { refused: false };
+  /** Models that have refused images and files in this attempt: from then on these stay behind. */
+  readonly media = { refusedBy: new Set<string>() };
   readonly receipts: InFlight[] = [];
   readonly unknownCalls: UnknownToolCall[] = [];
   /** Told when the end is settled: from then on nothing stops the attempt any more (R68). */

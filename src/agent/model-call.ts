@@ -13,8 +13,8 @@ export interface ModelCallOptions extends AnswerListener {
   readonly signal: AbortSignal;
   /** Silence after which the call fails, from the request on. */
   readonly idleTimeoutMs: number;
-  /** Whether the model has refused images and files; set by the call that finds out, and taken by those after it. */
-  readonly media: { refused: boolean };
+  /** Models that have refused images and files, by id; added by the call that finds out, and heeded by those after it. */
+  readonly media: { readonly refusedBy: Set<string> };
   /** The request is about to go out; `repairs` says in words what of the history could not be sent as it is. */
   onStart(repairs: readonly string[]): void;
 }
@@ -41,7 +41,7 @@ export async function callModel(
     controller.abort(new DOMException('The model was silent for too long.', 'TimeoutError'));
   });
   const answer = new AnswerAssembly(options);
-  const rules = options.media.refused ? withoutMedia(handle) : handle.promptRules;
+  const rules = options.media.refusedBy.has(handle.id) ? withoutMedia(handle) : handle.promptRules;
   const { messages, repairs } = sendable(withOutputInstruction(handle, request).messages, rules);
   try {
     options.onStart(repairs);
@@ -66,9 +66,9 @@ export async function callModel(
     if (error instanceof AssemblyError) throw error.cause;
     const failure = error instanceof ModelCallError ? error : handle.failureOf(error);
     if (failure.usage !== undefined) options.onUsage(failure.usage);
-    if (options.media.refused || !refusesMedia(failure) || !holdMedia(messages)) throw failure;
+    if (options.media.refusedBy.has(handle.id) || !refusesMedia(failure) || !holdMedia(messages)) throw failure;
     // A history with an image must not be dead for good because of it: the next try goes without.
-    options.media.refused = true;
+    options.media.refusedBy.add(handle.id);
     throw failure.asRetryable();
   } finally {
     silence.stop();

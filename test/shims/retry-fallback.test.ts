@@ -369,6 +369,27 @@ describe('in the server', () => {
     expect(told.map(({ data }) => (data as JsonObject).changed)).toEqual([['model'], ['model']]);
   });
 
+  it('an image that one model refuses is given to the next', async () => {
+    await agentWith('seeing', { models: ['anthropic/claude-sonnet-4-5'], retries: 0 });
+    const refusal: Reply = {
+      status: 400,
+      errorBody: { error: { message: 'This model takes no image input.', type: 'invalid_request_error' } },
+    };
+    seam.model.script(refusal, { text: 'A cat.' });
+    const image = {
+      role: 'user',
+      content: [
+        { type: 'text', text: 'What is it?' },
+        { type: 'image', image: 'aGk=', mediaType: 'image/png' },
+      ],
+    };
+    expect(await runToEnd(seam, { agent: 'seeing', input: [image] })).toMatchObject({
+      status: 'completed',
+      output: 'A cat.',
+    });
+    expect(seam.model.requests.slice(-2).map(({ rawBody }) => rawBody.includes('aGk='))).toEqual([true, true]);
+  });
+
   it('a stop of the server in a pause hands the run over, and the next start goes on with it', async () => {
     await agentWith('patient', { models: [], retries: 0, rounds: 2, roundPauseMs: 60_000 });
     await seam.server.restart({ env: { SHUTDOWN_GRACE_MS: '200' } });
