@@ -48,7 +48,7 @@ export {
 } from './agent/run-errors.js';
 export type { RunState } from './agent/run-state.js';
 export { BrokenPairingError } from './agent/run-state.js';
-export type { RunScope, ShimModelRequest, SpawnRequest, SpawnResult } from './agent/scope.js';
+export type { RunEvent, RunScope, ShimModelRequest, SpawnRequest, SpawnResult } from './agent/scope.js';
 export { ClosedScopeError } from './agent/scope.js';
 export type {
   Awaitable,

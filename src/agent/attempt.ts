@@ -26,6 +26,7 @@ import type { AttemptPort, ShimModelRequest, SpawnRequest, SpawnResult } from '.
 import { TransientState } from './state-map.js';
 import type { Logger, Tool } from './tools.js';
 import type { TurnCore } from './turn.js';
+import { Watchers } from './watchers.js';
 
 /** An agent with everything that runs it: what a descriptor names, made. */
 export interface AgentInstance {
@@ -141,6 +142,7 @@ export class Attempt implements AttemptPort, SessionHost {
   #held: EventInput[] | undefined;
   #quiet = false;
   #endWritten = false;
+  readonly watchers = new Watchers(this);
   /** Children at work, with the call that each one works for. */
   readonly #children = new Map<Promise<unknown>, string>();
   #childrenStop = new AbortController();
@@ -203,6 +205,7 @@ export class Attempt implements AttemptPort, SessionHost {
     if (event.type === 'shim.failed')
       this.log.warn({ runId: this.runId, agent: this.agent, error: event.error }, 'a shim failed and was skipped');
     if (this.#endWritten || (this.#quiet && event.type === 'shim.effect')) return;
+    this.watchers.tell(event);
     if (this.#held === undefined) this.input.journal.note(event);
     else this.#held.push(event);
   }
@@ -281,6 +284,7 @@ export class Attempt implements AttemptPort, SessionHost {
       this.#endWritten = false;
       throw error;
     }
+    for (const event of entry.events) this.watchers.tell(event);
   }
 
   /** The stored form of a failure, without the secrets that a shim may have put into what it threw. */

@@ -43,6 +43,13 @@ export interface SpawnResult {
   readonly cancellation?: Cancellation | undefined;
 }
 
+/** An event of the run before it has its place in the log; the type tells which other fields there are. */
+export interface RunEvent {
+  readonly type: string;
+  readonly turn?: number | undefined;
+  readonly [field: string]: unknown;
+}
+
 /** What every callback knows of its run, beside what it is called with. */
 export interface RunScope {
   readonly runId: string;
@@ -64,6 +71,8 @@ export interface RunScope {
   readonly state: unknown;
   /** Writes the event `custom.<name>` (or `plan.updated`) into the run's log. */
   emit(name: string, data: JsonValue): void;
+  /** Tells of each event of this agent's part of the run, from now on, as it is written. It only observes: a throw is logged. */
+  watch(listener: (event: RunEvent) => void): void;
   /** A hidden model call: not in the `model.*` stream, counted in usage, shown as `shim.effect`. */
   callModel(request: ShimModelRequest, options: { readonly purpose: string }): Promise<ModelResponse>;
   /** Runs another agent as a child run and waits for its end. @throws DelegationLimitError when depth or threads are used up */
@@ -83,6 +92,7 @@ export interface AttemptPort {
   readonly limits: RunLimits;
   readonly usage: Usage;
   readonly working: WorkingState;
+  readonly watchers: { add(listener: (event: RunEvent) => void): void };
   emit(shim: string, name: string, data: JsonValue): void;
   callModel(shim: string, request: ShimModelRequest, purpose: string, signal: AbortSignal): Promise<ModelResponse>;
   spawnAgent(request: SpawnRequest, signal: AbortSignal): Promise<SpawnResult>;
@@ -179,6 +189,10 @@ export class ShimScope implements RunScope {
   emit(name: string, data: JsonValue): void {
     this.assertOpen();
     this.#attempt.emit(this.shim, name, data);
+  }
+  watch(listener: (event: RunEvent) => void): void {
+    this.assertOpen();
+    this.#attempt.watchers.add(listener);
   }
   async callModel(request: ShimModelRequest, options: { readonly purpose: string }): Promise<ModelResponse> {
     this.assertOpen();

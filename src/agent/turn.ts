@@ -5,7 +5,7 @@ import { copyItem, type HistoryItem, settleItem } from './messages.js';
 import type { Usage } from './model.js';
 import type { RunLimits } from './run.js';
 import { assertPairing, type RunState, type WorkingState } from './run-state.js';
-import type { RunScope, ShimModelRequest, ShimScope, SpawnRequest, SpawnResult } from './scope.js';
+import type { RunEvent, RunScope, ShimModelRequest, ShimScope, SpawnRequest, SpawnResult } from './scope.js';
 import type { RunContext } from './state-map.js';
 import { appendInstruction, type PromptSpec, settleInstructions } from './template.js';
 import type { ToolConfig, ToolSet } from './tool-set.js';
@@ -245,6 +245,9 @@ export class PreparedTurn implements RunScope {
   }
   emit(name: string, data: JsonValue): void {
     this.#scope.emit(name, data);
+  }
+  watch(listener: (event: RunEvent) => void): void {
+    this.#scope.watch(listener);
   }
   async callModel(request: ShimModelRequest, options: { readonly purpose: string }): Promise<ModelResponse> {
     return this.#scope.callModel(request, options);
