@@ -8,6 +8,7 @@ import { HttpLink } from './http-link.js';
 import { type CallResult, CallResultSchema } from './results.js';
 import { minimalEnvironment, resolveRecord, resolveReferences, Secrets } from './secrets.js';
 import { COMMAND_NOT_FOUND, StdioTransport } from './stdio-transport.js';
+import { unlessAborted, whileAsking } from './waits.js';
 
 /** Which server, how to reach it, and how long to wait for it: what runs with the same of all this share. */
 export interface Target {
@@ -50,6 +51,9 @@ interface Live {
   /** The server said that its tools have changed. */
   stale: boolean;
   closed: boolean;
+  /** Its session is lost: no new calls; it is closed when those under way are over. */
+  retired: boolean;
+  calls: number;
 }
 
 const TRIES = 4;
@@ -137,7 +141,7 @@ export class Connection {
 
   async #alive(signal: AbortSignal, { urgent }: { readonly urgent: boolean }): Promise<Live> {
     signal.throwIfAborted();
-    if (this.#live?.closed === false) return this.#live;
+    if (this.#live?.closed === false && !this.#live.retired) return this.#live;
     if (!urgent && this.#connecting === undefined && performance.now() < this.#notBefore)
       throw new UnavailableError(this.#status.error ?? 'it was not available a moment ago');
     return unlessAborted(this.#connect(), signal);
@@ -193,12 +197,12 @@ export class Connection {
         catalogue: { tools: [], setAside: [] },
         stale: false,
         closed: false,
+        retired: false,
+        calls: 0,
       };
       this.#listen(live);
-      const options = { signal, timeout: NO_LIMIT_MS };
-      await unlessAborted(client.connect(transport, options), signal);
-      live.catalogue = await listTools(client, this.#target.name, this.secrets, options);
-      return { live };
+      const { catalogue } = await this.#greet(live, signal);
+      return { live: Object.assign(live, { catalogue }) };
     } catch (error) {
       live?.end().catch(() => undefined);
       const words = transport instanceof StdioTransport ? transport.lastWords : '';
@@ -209,6 +213,14 @@ export class Connection {
       const message = words === '' ? fault.message : `${fault.message}; ${words}`;
       return { fault: this.#shown({ kind: hopeless ? 'refused' : fault.kind, message }) };
     }
+  }
+
+  async #greet({ client, transport }: Live, signal: AbortSignal): Promise<{ readonly catalogue: Catalogue }> {
+    return whileAsking(signal, async (inner) => {
+      const options = { signal: inner, timeout: NO_LIMIT_MS };
+      await unlessAborted(client.connect(transport, options), inner);
+      return { catalogue: await listTools(client, this.#target.name, this.secrets, options) };
+    });
   }
 
   #listen(live: Live): void {
@@ -240,46 +252,47 @@ export class Connection {
   }
 
   async #send(live: Live, request: CallRequest): Promise<CallResult> {
-    const stop = new AbortController();
-    const abort = (): void => {
-      stop.abort(request.signal.reason);
-    };
-    // A signal of our own: what happens to the caller's after the answer must not cancel anything any more.
-    request.signal.addEventListener('abort', abort, { once: true });
     let told = 0;
+    const ask = async (
+      signal: AbortSignal,
+      meta: Readonly<Record<string, unknown>>,
+      onresumptiontoken?: (token: string) => void,
+    ): Promise<CallResult> =>
+      live.client.request(
+        {
+          method: 'tools/call',
+          params: {
+            name: request.tool,
+            arguments: request.args as Record<string, unknown>,
+            _meta: { 'shimline/idempotencyKey': request.idempotencyKey, ...meta },
+          },
+        },
+        CallResultSchema,
+        {
+          signal,
+          timeout: Math.min(request.timeoutMs + CLOSING_MS, NO_LIMIT_MS),
+          onprogress: ({ progress, total, message }) => {
+            told += 1;
+            if (told > MAX_PROGRESS) return;
+            request.onProgress({
+              progress,
+              ...(total === undefined ? {} : { total }),
+              ...(message === undefined ? {} : { message: this.secrets.hide(message).slice(0, 1000).toWellFormed() }),
+            });
+          },
+          ...(onresumptiontoken === undefined ? {} : { onresumptiontoken }),
+        },
+      );
+    live.calls += 1;
     try {
-      const ask = async (
-        meta: Readonly<Record<string, unknown>>,
-        onresumptiontoken?: (token: string) => void,
-      ): Promise<CallResult> =>
-        live.client.request(
-          {
-            method: 'tools/call',
-            params: {
-              name: request.tool,
-              arguments: request.args as Record<string, unknown>,
-              _meta: { 'shimline/idempotencyKey': request.idempotencyKey, ...meta },
-            },
-          },
-          CallResultSchema,
-          {
-            signal: stop.signal,
-            timeout: Math.min(request.timeoutMs + CLOSING_MS, NO_LIMIT_MS),
-            onprogress: ({ progress, total, message }) => {
-              told += 1;
-              if (told > MAX_PROGRESS) return;
-              request.onProgress({
-                progress,
-                ...(total === undefined ? {} : { total }),
-                ...(message === undefined ? {} : { message: this.secrets.hide(message).slice(0, 1000).toWellFormed() }),
-              });
-            },
-            ...(onresumptiontoken === undefined ? {} : { onresumptiontoken }),
-          },
-        );
-      return await (live.link === undefined ? ask({}) : live.link.follow(stop.signal, ask));
+      return await whileAsking(request.signal, async (signal) =>
+        live.link === undefined
+          ? ask(signal, {})
+          : live.link.follow(signal, async (meta, onToken) => ask(signal, meta, onToken)),
+      );
     } finally {
-      request.signal.removeEventListener('abort', abort);
+      live.calls -= 1;
+      if (live.retired && live.calls === 0) live.end().catch(() => undefined);
     }
   }
 
@@ -295,11 +308,8 @@ export class Connection {
         this.#set({ state: 'down', error: fault.message });
         return false;
       case 'session':
-        if (this.#live === live) {
-          this.#live = undefined;
-          live.closed = true;
-          live.end().catch(() => undefined);
-        }
+        live.retired = true;
+        if (live.calls === 0) live.end().catch(() => undefined);
         return this.#alive(signal, { urgent: true }).then(
           () => true,
           () => false,
@@ -321,8 +331,9 @@ export class Connection {
     live.stale = false;
     const { connectTimeoutMs } = this.#target.config;
     try {
-      const options = { signal: AbortSignal.timeout(connectTimeoutMs), timeout: NO_LIMIT_MS };
-      live.catalogue = await listTools(live.client, this.#target.name, this.secrets, options);
+      live.catalogue = await whileAsking(AbortSignal.timeout(connectTimeoutMs), async (signal) =>
+        listTools(live.client, this.#target.name, this.secrets, { signal, timeout: NO_LIMIT_MS }),
+      );
     } catch (error) {
       live.stale = true;
       const fault = this.#faultOf(error, live);
@@ -371,22 +382,4 @@ function endOf(client: Client, transport: Transport): () => Promise<void> {
     await transport.close();
   };
   return async () => (ending ??= end());
-}
-
-/** The promise goes on when the signal aborts; only this wait for it ends. */
-async function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> {
-  promise.catch(() => undefined);
-  signal.throwIfAborted();
-  let stop = (): void => undefined;
-  const aborted = new Promise<never>((_resolve, reject) => {
-    stop = () => {
-      reject(signal.reason as Error);
-    };
-    signal.addEventListener('abort', stop, { once: true });
-  });
-  try {
-    return await Promise.race([promise, aborted]);
-  } finally {
-    signal.removeEventListener('abort', stop);
-  }
 }

@@ -24,7 +24,10 @@ export function faultOf(error: unknown, closed: boolean): Fault {
   if (error instanceof LostAnswerError) return fault('lost');
   if (typeof error === 'object' && error !== null && 'issues' in error)
     return fault('answered', 'the answer is not what the protocol says');
-  if (typeof code === 'number' && code >= 100) return fault(httpKind(code, message), `HTTP ${code}: ${message}`);
+  // The SDK's HTTP errors have a status as their code, the protocol's errors any number.
+  const ofProtocol = error instanceof Error && error.name === 'McpError';
+  if (typeof code === 'number' && code >= 100 && !ofProtocol)
+    return fault(httpKind(code, message), `HTTP ${code}: ${message}`);
   if (closed || (code === JSON_RPC_CLOSED && message.endsWith('Connection closed')))
     return fault('lost', 'the connection was closed');
   if (code === JSON_RPC_TIMEOUT && message.includes('Request timed out')) return fault('timeout');

@@ -9,6 +9,8 @@ const RECONNECTS = 6;
 /** The SDK reads what came before the end of a stream some ticks later than the end is seen here. */
 const LAST_WORDS_MS = 500;
 const KEPT_TOKENS = 1000;
+/** Nothing that a model can use is longer. */
+const MAX_ANSWER_BYTES = 64 * 1024 * 1024;
 
 const BLANK_LINES = new TextEncoder().encode('\n\n');
 
@@ -20,6 +22,8 @@ interface OpenCall {
   readonly fail: (error: Error) => void;
   token: string | undefined;
   failedReplays: number;
+  /** Undoes what ties its request to the transport. */
+  unlink: () => void;
 }
 
 export interface HttpAddress {
@@ -68,12 +72,13 @@ export class HttpLink {
     let fail = (_error: Error): void => undefined;
     const failed = new Promise<never>((_resolve, reject) => (fail = reject));
     failed.catch(() => undefined);
-    const call: OpenCall = { signal, fail, token: undefined, failedReplays: 0 };
+    const call: OpenCall = { signal, fail, token: undefined, failedReplays: 0, unlink: () => undefined };
     this.#calls.set(id, call);
     try {
       return await Promise.race([run({ [CALL_ID]: id }, (token) => (call.token = token)), failed]);
     } finally {
       this.#calls.delete(id);
+      call.unlink();
       if (call.token !== undefined) this.#finish(call.token);
     }
   }
@@ -89,18 +94,34 @@ export class HttpLink {
     const id = typeof init.body === 'string' ? callIdIn(init.body) : undefined;
     const call = id === undefined ? undefined : this.#calls.get(id);
     if (call === undefined) return this.#send(url, init);
-    const signals = [call.signal, ...(init.signal instanceof AbortSignal ? [init.signal] : [])];
-    const response = await this.#send(url, { ...init, signal: AbortSignal.any(signals) });
+    const { signal, unlink } = linked(call.signal, init.signal ?? undefined);
+    call.unlink = unlink;
+    const response = await this.#send(url, { ...init, signal });
+    if (!response.ok || response.body === null) return response;
     const isStream = response.headers.get('content-type')?.startsWith('text/event-stream') === true;
-    if (!response.ok || !isStream || response.body === null) return response;
-    const ended = (): void => {
-      if (call.token !== undefined) return;
-      const late = setTimeout(() => {
-        if (call.token === undefined) call.fail(new LostAnswerError('the connection ended before the answer'));
-      }, LAST_WORDS_MS);
-      late.unref();
+    return new Response(watched(response.body, this.#watch(call, isStream)), {
+      status: response.status,
+      headers: response.headers,
+    });
+  }
+
+  #watch(call: OpenCall, isStream: boolean): BodyWatch {
+    // The transport may still have to end a stream when the answer is there already.
+    const { unlink } = call;
+    if (isStream) call.unlink = () => undefined;
+    return {
+      tooLong: () => {
+        call.fail(new LostAnswerError('the answer is too long'));
+      },
+      ended: () => {
+        unlink();
+        if (!isStream || call.token !== undefined) return;
+        const late = setTimeout(() => {
+          if (call.token === undefined) call.fail(new LostAnswerError('the connection ended before the answer'));
+        }, LAST_WORDS_MS);
+        late.unref();
+      },
     };
-    return new Response(watched(response.body, ended), { status: response.status, headers: response.headers });
   }
 
   /** A GET: the server's own stream, or the replay of a call's. */
@@ -138,7 +159,7 @@ export class HttpLink {
     const { name, headers: fixed, hook, url: own } = this.#address;
     const headers = new Headers(init.headers);
     const given = hook === undefined ? {} : await hook({ server: name, url: own, refresh });
-    for (const value of Object.values(given)) this.#secrets.add(value);
+    for (const value of Object.values(given)) this.#secrets.addPassing(value);
     for (const [header, value] of Object.entries({ ...fixed, ...given })) headers.set(header, value);
     return fetch(url, { ...init, headers });
   }
@@ -151,27 +172,52 @@ function callIdIn(body: string): number | undefined {
   return typeof id === 'number' ? id : undefined;
 }
 
-/** The same bytes; `ended` is called once when no more can come, whether well or not. */
-function watched(body: ReadableStream<Uint8Array>, ended: () => void): ReadableStream<Uint8Array> {
+/** Aborts with either; what is long-lived does not hold on to what is not. */
+function linked(call: AbortSignal, transport: AbortSignal | undefined): { signal: AbortSignal; unlink: () => void } {
+  const own = new AbortController();
+  const abort = (): void => {
+    own.abort(call.aborted ? call.reason : transport?.reason);
+  };
+  if (call.aborted || transport?.aborted === true) abort();
+  call.addEventListener('abort', abort, { once: true });
+  transport?.addEventListener('abort', abort, { once: true });
+  return { signal: own.signal, unlink: () => transport?.removeEventListener('abort', abort) };
+}
+
+interface BodyWatch {
+  readonly ended: () => void;
+  readonly tooLong: () => void;
+}
+
+/** The same bytes; `ended` is called when no more can come, whether well or not. */
+function watched(body: ReadableStream<Uint8Array>, watch: BodyWatch): ReadableStream<Uint8Array> {
   const reader = body.getReader();
+  let bytes = 0;
   return new ReadableStream({
     async pull(controller) {
       try {
         const { done, value } = await reader.read();
-        if (!done) {
-          controller.enqueue(value);
+        if (done) {
+          // Some servers leave out the blank line that ends their last event.
+          controller.enqueue(BLANK_LINES);
+          controller.close();
+          watch.ended();
           return;
         }
-        // Some servers leave out the blank line that ends their last event.
-        controller.enqueue(BLANK_LINES);
-        controller.close();
-        ended();
+        bytes += value.byteLength;
+        if (bytes > MAX_ANSWER_BYTES) {
+          watch.tooLong();
+          await reader.cancel();
+          throw new LostAnswerError('the answer is too long');
+        }
+        controller.enqueue(value);
       } catch (error) {
         controller.error(error);
-        ended();
+        watch.ended();
       }
     },
     async cancel(reason) {
+      watch.ended();
       await reader.cancel(reason);
     },
   });

@@ -22,7 +22,9 @@ class Refused extends Error {}
  */
 export function usableSchema(raw: unknown): SchemaVerdict {
   if (!isNode(raw)) return { reason: 'it has no input schema' };
-  const size = JSON.stringify(raw).length;
+  const text = JSON.stringify(raw);
+  const size = text.length;
+  if (/\\ud[89a-f]/i.test(text)) return { reason: 'its input schema has halves of characters' };
   if (size > MAX_CHARS) return { reason: `its input schema is too large (${size} characters)` };
   try {
     const schema = new Expansion(raw).whole();

@@ -1,5 +1,6 @@
 /** Shorter values would be found by chance, all over innocent texts. */
 const SHORTEST = 6;
+const MOST_PASSING = 300;
 const MASK = '[hidden]';
 const REFERENCE = /\$\{([^}]*)\}/g;
 /** Only these may be named in a config: whoever saves an agent must not be able to send the server's other keys away. */
@@ -8,25 +9,42 @@ const TELLING = /key|token|secret|pass|auth|cred|session|cookie/i;
 
 /** What must not be seen: hidden in every text that comes from a server or is said about it. */
 export class Secrets {
-  readonly #values = new Set<string>();
+  readonly #lasting = new Set<string>();
+  readonly #passing = new Set<string>();
 
+  /** A value of the config: hidden for good. */
   add(value: string): void {
-    for (const form of [value, value.replace(/^(?:Bearer|Basic|Token)\s+/i, '')]) {
-      if (form.length < SHORTEST) continue;
-      this.#values.add(form);
-      this.#values.add(encodeURIComponent(form));
-      this.#values.add(JSON.stringify(form).slice(1, -1));
+    for (const form of formsOf(value)) this.#lasting.add(form);
+  }
+
+  /** A value that another one will replace, an access token say: hidden until many others have come. */
+  addPassing(value: string): void {
+    for (const form of formsOf(value)) {
+      this.#passing.delete(form);
+      this.#passing.add(form);
+    }
+    for (const oldest of this.#passing) {
+      if (this.#passing.size <= MOST_PASSING) return;
+      this.#passing.delete(oldest);
     }
   }
 
+  /** The text without secrets, and without halves of characters. */
   hide(text: string): string {
-    let shown = text;
+    let shown = text.toWellFormed();
     // The longest first: one secret may begin with another.
-    for (const value of [...this.#values].sort((a, b) => b.length - a.length)) {
+    for (const value of [...this.#lasting, ...this.#passing].sort((a, b) => b.length - a.length)) {
       if (shown.includes(value)) shown = shown.replaceAll(value, MASK);
     }
     return shown;
   }
+}
+
+/** As it is, without its scheme, and as an address or a JSON text would carry it. */
+function formsOf(value: string): readonly string[] {
+  return [value, value.replace(/^(?:Bearer|Basic|Token)\s+/i, '')]
+    .filter((form) => form.length >= SHORTEST)
+    .flatMap((form) => [form, encodeURIComponent(form), JSON.stringify(form).slice(1, -1)]);
 }
 
 /** The names in a text that are no references to variables of `MCP_…`. */

@@ -102,7 +102,13 @@ export class StdioTransport implements Transport {
     const watch = child.stdio[3] as Duplex | null | undefined;
     watch?.on('data', (text: Buffer) => (this.#exit += text.toString()));
     watch?.on('error', () => undefined);
-    await once(child, 'spawn');
+    try {
+      await once(child, 'spawn');
+    } catch (error) {
+      // Node blames the program for a folder that is not there.
+      const noFolder = cwd !== undefined && error instanceof Error && 'code' in error && error.code === 'ENOENT';
+      throw noFolder ? new Error(`the folder ${cwd} is not there`) : error;
+    }
   }
 
   async send(message: JSONRPCMessage): Promise<void> {

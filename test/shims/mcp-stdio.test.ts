@@ -132,6 +132,14 @@ describe('a server as a program', () => {
     await waitFor(() => happened('end of input').length === 1 && !isAlive(pid));
   });
 
+  it('that gives notice of a new tool has it called in the next turn', async () => {
+    const run = await testShim(only(program(), {}), { script: [call('prog__change'), call('prog__added'), 'done'] });
+    expect(outcomes(run)).toEqual(['changed', 'added']);
+    const [first = [], ...later] = run.tools;
+    expect(later).toEqual(Array(2).fill(['prog__added', ...first].sort()));
+    await run[Symbol.asyncDispose]();
+  });
+
   it('that crashed is started again for the next call; a call is repeated only where that does no harm', async () => {
     const kill = (): ScriptedReply => {
       process.kill(happened('started').at(-1)?.pid ?? 0, 'SIGKILL');
@@ -221,24 +229,24 @@ describe('through HTTP', () => {
     shims: [{ use: 'mcp', config: { servers: { prog: server } } }],
   });
 
-  it('a SIGKILL of the server takes its programs along, deaf ones and their children too', async () => {
+  it('A02 a SIGKILL of the server takes its programs along, deaf ones and their children too; their secrets stay nowhere', async () => {
     const model = await ModelEndpoint.start();
     model.script(
       { toolCalls: [{ name: 'prog__fork', arguments: {} }] },
-      { toolCalls: [{ name: 'prog__hang', arguments: {} }] },
+      { toolCalls: ['prog__hang', 'prog__once'].map((name) => ({ name, arguments: {} })) },
     );
     const server = await ServerProcess.start({ env: { ...model.environment, MCP_CANARY: 'canary-aa12bb34cc' } });
     const { name, ...body } = agent(program(['--deaf'], { env: { CANARY_TOKEN: '${MCP_CANARY}' } }));
     expect((await server.json('PUT', `/v1/agents/${name}`, body)).status).toBe(201);
     const { body: run } = await server.json('POST', '/v1/runs', { agent: name, input: 'go' });
-    await waitFor(() => happened('called').some(({ tool }) => tool === 'hang'));
+    await waitFor(() => happened('called').length === 3);
     const [{ pid, child = 0 } = { pid: 0 }] = happened('forked');
     const group = Number(/\) \S \d+ (\d+) /.exec(readFileSync(`/proc/${pid}/stat`, 'latin1'))?.[1]);
     expect(groupOf(group)).toEqual(expect.arrayContaining([pid, child]));
     await server.kill9();
     await waitFor(() => groupOf(group).length === 0, { timeoutMs: 10_000 });
     expect([isAlive(pid), isAlive(child)]).toEqual([false, false]);
-    // The call that the crash interrupted is not made again: nobody knows whether it had an effect.
+    // Of the calls that the crash interrupted only that of the read-only tool is made again, as the same call.
     model.script({ text: 'done' });
     await server.restart();
     const after = await server.json('GET', `/v1/runs/${String(run.id)}`, undefined, { prefer: 'wait=20' });
@@ -248,10 +256,16 @@ describe('through HTTP', () => {
       recoveries: 1,
       unknownToolCalls: [{ tool: 'prog__hang' }],
     });
-    expect(happened('called').map(({ tool }) => tool)).toEqual(['fork', 'hang']);
+    const called = happened('called');
+    expect(called.map(({ tool }) => tool)).toEqual(['fork', 'hang', 'once', 'once']);
+    expect(called[3]?.key).toBe(called[2]?.key);
     expect(await server.term()).toBe(0);
     await waitFor(() => happened('started').every(({ pid: each }) => !isAlive(each)), { timeoutMs: 10_000 });
-    expect([...server.logs, server.stderr].join('\n')).not.toContain('canary-aa12bb34cc');
+    const files = readdirSync(server.dataDir, { recursive: true, withFileTypes: true }).filter((entry) =>
+      entry.isFile(),
+    );
+    const kept = files.map((entry) => readFileSync(join(entry.parentPath, entry.name), 'latin1'));
+    expect([...server.logs, server.stderr, ...kept].join('\n')).not.toContain('canary-aa12bb34cc');
     await model.close();
   });
 });

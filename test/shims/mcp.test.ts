@@ -1,3 +1,4 @@
+import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { mcpShim } from '../../shims/mcp/index.js';
 import type { LifecycleEvent } from '../../src/agent/events.js';
@@ -72,6 +73,7 @@ describe('tools of a server', () => {
       dangling: { type: 'object', properties: { a: { $ref: '#/$defs/none' } } },
       inside: { type: 'object', properties: { a: { type: 'string' }, required: ['a'] } },
       huge: { type: 'object', properties: { a: { type: 'string', description: 'x'.repeat(5_000_000) } } },
+      halves: { type: 'object', properties: { '\ud800': { type: 'string' } } },
       deep: JSON.parse(`${'{"type":"object","properties":{"a":'.repeat(100)}{}${'}}'.repeat(100)}`),
     };
     server.tools = [
@@ -109,11 +111,12 @@ describe('tools of a server', () => {
       inside: like.stringContaining('This is no valid JSON Schema'),
       huge: like.stringContaining('its input schema is too large (5000'),
       deep: 'its input schema is too large or too deep',
+      halves: 'its input schema has halves of characters',
       missing: 'it has no input schema',
       '(without a name)': 'its declaration is not what the protocol says',
       good: 'the server declares it twice',
     });
-    expect(setAside).toHaveLength(13);
+    expect(setAside).toHaveLength(14);
   });
 
   it('X04 names are made legal and unique, and map back exactly, also between servers with the same tools', async () => {
@@ -249,8 +252,10 @@ describe('results', () => {
     server.offer('long', () => `${'x'.repeat(99)}😀${'y'.repeat(50)}`);
     server.offer('fail', () => ({ isError: true, content: [{ type: 'text', text: 'no such thing' }] }));
     server.offer('refuse', () => new Error('not like that'));
+    // A code of the server's own is no HTTP status.
+    server.offer('missing', () => Object.assign(new Error('no such page'), { code: 404 }));
     const run = await testShim(only({}, { maxResultChars: 100 }), {
-      script: [call('fake__long'), call('fake__fail'), call('fake__refuse'), 'done'],
+      script: [call('fake__long'), call('fake__fail'), call('fake__refuse'), call('fake__missing'), 'done'],
     });
     expect(outcomes(run)).toEqual([
       `${'x'.repeat(99)}\n[cut: 52 of 151 characters left out]`,
@@ -259,7 +264,9 @@ describe('results', () => {
         message: 'The MCP server "fake" answered with an error: MCP error -32603: not like that',
         kind: 'mcp_answered',
       },
+      { message: like.stringContaining('no such page'), kind: 'mcp_answered' },
     ]);
+    expect(server.count('initialize')).toBe(1);
   });
 
   it('M14 are read in every framing of an event stream', async () => {
@@ -303,7 +310,7 @@ describe('calls', () => {
           server.forgetSessions();
           server.offer('new', () => 'new');
           return {
-            toolCalls: ['write', 'write', ...Array<string>(8).fill('read')].map((name) => ({
+            toolCalls: ['write', ...Array<string>(8).fill('read'), 'write'].map((name) => ({
               toolName: `fake__${name}`,
             })),
           };
@@ -433,6 +440,15 @@ describe('calls', () => {
     expect(run.events.filter(({ type }) => type === 'tool.completed')).toMatchObject([
       { ok: false, error: { kind: 'cancelled' } },
     ]);
+  });
+
+  it('that are answered are never called off, not even when the time to connect is over', async () => {
+    server.offer('slow', async () => sleep(1200, 'done'));
+    const run = await testShim(only({ connectTimeoutMs: 1000 }), { script: [call('fake__slow'), 'done'] });
+    expect(outcomes(run)).toEqual(['done']);
+    await run[Symbol.asyncDispose]();
+    await waitFor(() => server.sessions === 0);
+    expect(server.cancelled).toEqual([]);
   });
 
   it('have a time of their own, after which the server is told', async () => {

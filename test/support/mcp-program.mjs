@@ -2,7 +2,7 @@
 // and SIGTERM, `--noisy` prints what is no message, `--silent` never answers the initialisation. What happens is appended to the
 // file that EVENTS_FILE names, one JSON object a line.
 import { spawn } from 'node:child_process';
-import { appendFileSync } from 'node:fs';
+import { appendFileSync, readFileSync } from 'node:fs';
 import { createInterface } from 'node:readline';
 
 const { EVENTS_FILE, CANARY_TOKEN } = process.env;
@@ -24,14 +24,14 @@ if (flags.has('--fails')) {
   process.exit(3);
 }
 
-const declared = ['echo', 'pid', 'env', 'hang', 'progress', 'crash', 'fork', 'change', 'secret'];
+const declared = ['echo', 'pid', 'env', 'hang', 'once', 'progress', 'crash', 'fork', 'change', 'secret'];
 let extra = [];
 const tools = () =>
   [...declared, ...extra].map((name) => ({
     name,
     description: `Does ${name}.`,
     inputSchema: { type: 'object', properties: { text: { type: 'string' } } },
-    ...(name === 'pid' ? { annotations: { readOnlyHint: true } } : {}),
+    ...(name === 'pid' || name === 'once' ? { annotations: { readOnlyHint: true } } : {}),
   }));
 
 const calls = {
@@ -39,6 +39,8 @@ const calls = {
   pid: () => text(String(process.pid)),
   env: () => text(Object.keys(process.env).sort().join(' ')),
   hang: () => undefined,
+  // Answers from the second call on, whichever process gets it.
+  once: () => (readFileSync(EVENTS_FILE, 'utf8').split('"once"').length > 2 ? text('at last') : undefined),
   progress: (_args, { progressToken }) => {
     for (const progress of [1, 2]) {
       send({

@@ -276,7 +276,9 @@ export class McpServer {
 async function outcomeOf(run: McpTool, call: McpCall): Promise<object> {
   const given = await run(call);
   if (typeof given === 'string') return { result: { content: [{ type: 'text', text: given }] } };
-  return given instanceof Error ? { error: { code: -32603, message: given.message } } : { result: given };
+  if (!(given instanceof Error)) return { result: given };
+  const code = 'code' in given ? given.code : -32603;
+  return { error: { code, message: given.message } };
 }
 
 async function listen(session: Session, response: ServerResponse): Promise<void> {
