@@ -196,6 +196,11 @@ export class BoundShims {
     }
   }
 
+  /** Takes back all that is written from now on, where the shim may skip: for a wrap, which writes before and after what it wraps. */
+  undoOf(session: ShimSession): (() => void) | undefined {
+    return session.shim.onFailure === 'skip' ? this.#snapshot() : undefined;
+  }
+
   /** What was written since the last look; a key that is some shim's namespace must fit that shim's schema (R20a). @throws InvalidStateError */
   #takeWrites(): Change[] {
     const changes = this.#host.effects.take();

@@ -117,10 +117,17 @@ async function wrapOne(
   next: Next,
 ): Promise<ToolOutcome> {
   let inner: Promise<ToolOutcome> | undefined;
+  // Where other calls run beside it, what they write must stay.
+  const isAlone = attempt.calls.filter(({ state }) => state === 'pending' || state === 'started').length <= 1;
+  const undoOf = (): (() => void) | undefined => (isAlone ? frame.shims.undoOf(session) : undefined);
+  let undo = undoOf();
   const wrap = async (): Promise<ToolOutcome> =>
     session.bound.wrapToolCall(frame.shims.turnOf(session), call, async (changed) => {
+      undo = undefined;
       inner = next(changed);
-      return inner;
+      const outcome = await inner;
+      undo = undoOf();
+      return outcome;
     });
   try {
     const outcome = await frame.shims.wrap(session, 'wrapToolCall', wrap, stop);
@@ -131,6 +138,7 @@ async function wrapOne(
     if (attempt.signal.aborted) return inner === undefined ? CANCELLED : settledOrCancelled(inner);
     const failure = new ShimError(session.name, 'wrapToolCall', error);
     if (session.shim.onFailure !== 'skip') throw failure;
+    undo?.();
     attempt.event({
       type: 'shim.failed',
       turn: attempt.working.turnCount,

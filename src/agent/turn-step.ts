@@ -223,6 +223,7 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
   const chain = frame.shims.active('wrapModelCall').reduceRight<NextModelCall>(
     (next, session) => async (inner) => {
       let called: Promise<ModelResponse> | undefined;
+      let undo = frame.shims.undoOf(session);
       try {
         const startedAt = attempt.clock.now();
         const record = (): void => {
@@ -231,8 +232,11 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
         const response = await frame.shims.wrap(session, 'wrapModelCall', async () =>
           session.bound.wrapModelCall(frame.shims.turnOf(session), inner, async (changed) => {
             record();
+            undo = undefined;
             called = next(changed);
-            return called;
+            const answer = await called;
+            undo = frame.shims.undoOf(session);
+            return answer;
           }),
         );
         record();
@@ -241,6 +245,7 @@ async function wrappedCall(attempt: Attempt, frame: Frame, request: ModelRequest
         if (error instanceof RunError || error instanceof RunCancelledError || attempt.signal.aborted) throw error;
         const failure = new ShimError(session.name, 'wrapModelCall', error);
         if (session.shim.onFailure !== 'skip') throw failure;
+        undo?.();
         attempt.event({
           type: 'shim.failed',
           turn: attempt.working.turnCount,

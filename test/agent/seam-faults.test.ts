@@ -1,6 +1,6 @@
-import { expect, it } from 'vitest';
+import { describe, expect, it } from 'vitest';
 import { DefaultAgent } from '../../src/agent/default-agent.js';
-import { defineShim, defineTool, internalMessage, type JsonValue, z } from '../../src/shims.js';
+import { defineShim, defineTool, internalMessage, type JsonValue, type PreparedTurn, z } from '../../src/shims.js';
 import { ScriptedModel } from '../../src/testing.js';
 import { calls, drive } from './drive.js';
 
@@ -73,4 +73,67 @@ it('R78a skip undoes what the failing callback wrote to transientState too', asy
   const { error } = await drive(new DefaultAgent({ model: new ScriptedModel(['one']), shims: [failing, later] }));
   expect(error).toBeUndefined();
   expect(seen).toEqual([false]);
+});
+
+describe('R78a a wrap that is skipped', () => {
+  const wrapping = (
+    name: 'wrapModelCall' | 'wrapToolCall',
+    when: 'before' | 'after',
+  ): ReturnType<typeof defineShim> => {
+    const wrap = async <In, Out>(turn: PreparedTurn, given: In, next: (given: In) => Promise<Out>): Promise<Out> => {
+      const { shimState } = turn.runState;
+      shimState.increment('wrap:before');
+      turn.transientState.set('wrap:before', true);
+      if (when === 'before') throw new Error('on purpose');
+      await next(given);
+      shimState.increment('wrap:after');
+      turn.transientState.set('wrap:after', true);
+      throw new Error('on purpose');
+    };
+    return defineShim({ name: 'wrapping', onFailure: 'skip', [name]: wrap });
+  };
+  /** Writes inside of the wrap: what it wrote is not the wrap's to undo. */
+  const inside = defineShim({
+    name: 'inside',
+    wrapModelCall: async (turn, request, next) => {
+      turn.runState.shimState.increment('inside:model');
+      return next(request);
+    },
+    prepareTurn(turn) {
+      const { shimState } = turn.runState;
+      turn.addTools([
+        defineTool({
+          name: 'count',
+          description: 'Counts.',
+          parameters: z.object({}),
+          execute: () => shimState.increment('inside:tool'),
+        }),
+      ]);
+    },
+  });
+
+  it.each([
+    ['wrapModelCall', 'before', { 'inside:model': 2, 'inside:tool': 1 }],
+    ['wrapModelCall', 'after', { 'inside:model': 2, 'inside:tool': 1, 'wrap:before': 2 }],
+    ['wrapToolCall', 'before', { 'inside:model': 2, 'inside:tool': 1 }],
+    ['wrapToolCall', 'after', { 'inside:model': 2, 'inside:tool': 1, 'wrap:before': 1 }],
+  ] as const)('%s, failing %s next, takes back what it wrote since', async (name, when, state) => {
+    const transient: boolean[] = [];
+    const last = defineShim({
+      name: 'last',
+      onRunEnd: (_result, given) => void transient.push(given.has('wrap:before'), given.has('wrap:after')),
+    });
+    const model = new ScriptedModel([calls('count'), 'done']);
+    const agent = new DefaultAgent({ model, shims: [wrapping(name, when), inside, last] });
+    expect(await drive(agent)).toMatchObject({ error: undefined, result: { finalOutput: 'done' } });
+    expect(agent.runState.shimState.toJSON()).toEqual(state);
+    expect(transient).toEqual([when === 'after', false]);
+  });
+
+  it('in a round of several calls keeps what it wrote, and what the others did', async () => {
+    const model = new ScriptedModel([calls('count', 'count', 'count'), 'done']);
+    const agent = new DefaultAgent({ model, shims: [wrapping('wrapToolCall', 'before'), inside] });
+    expect(await drive(agent)).toMatchObject({ error: undefined, result: { finalOutput: 'done' } });
+    expect(agent.runState.shimState.toJSON()).toEqual({ 'inside:model': 2, 'inside:tool': 3, 'wrap:before': 3 });
+  });
 });
