@@ -136,21 +136,6 @@ it('K01 a command dies with the server, is not run again after a restart, and th
   expect(readFileSync(join(root, 'ran'), 'utf8')).toBe('x\n');
 });
 
-it('a call that was cut off by a crash is made again where it only reads', async () => {
-  const root = folderWith({ 'a.txt': 'text' });
-  const agent = await agentWith(allowed(root));
-  lab.model.script(calling(callOf('bash', { command: STAYS }), callOf('read', { path: 'a.txt' })), { text: 'done' });
-  const { body } = await startRun(lab, { agent });
-  await processesIn(root);
-  await lab.server.kill9();
-  await lab.server.restart();
-  const run = await ended(lab, body.id);
-  expect((run.unknownToolCalls as readonly JsonObject[]).map(({ tool }) => tool)).toEqual(['bash']);
-  expect((await outcomes(body.id)).filter(({ name }) => name === 'read')).toEqual([
-    { name: 'read', ok: true, result: 'text' },
-  ]);
-});
-
 /** A run that waits for a person's word on one call. */
 async function waiting(
   agent: string,
@@ -207,6 +192,17 @@ it('arguments that a person has edited are checked again', async () => {
   expect(await write('b.txt')).toEqual(['completed', 'Made b.txt (1 line).']);
   expect(readFileSync(join(root, 'keys/.env'), 'utf8')).toBe('KEY=1\n');
   expect(existsSync(join(root, 'a.txt'))).toBe(false);
+});
+
+it('a search that was approved shows what it was approved for, and not what another rule asks for', async () => {
+  const root = folderWith({ 'a.txt': 'x\n', 'keys/.env': 'x\n' });
+  const rules = [{ operations: ['read'], action: 'ask', paths: ['keys'] }] as const;
+  const agent = await agentWith({ root, policy: { read: 'ask', rules: rules as never } });
+  const { id, interruption } = await waiting(agent, 'grep', { pattern: 'x' });
+  expect(await decide(id, { id: interruption, decision: 'approve' })).toEqual([
+    'completed',
+    'a.txt:1:x\n[1 entry is left out by the policy.]',
+  ]);
 });
 
 it('a run without a root has a folder of its own, and a fork has another', async () => {
