@@ -14,8 +14,9 @@ import {
   type ToolResultPart,
   z,
 } from 'shimline/shims';
+import { type Bounds, boundsOf, limitIn } from './bounds.js';
 import { type Compactor, modelCompactor } from './compactor.js';
-import { type CompactionConfig, compactionConfig, windowOf } from './config.js';
+import { type CompactionConfig, compactionConfig } from './config.js';
 import { Meter } from './meter.js';
 import { digestOf, outputText, shortened, summaryItem, summaryText } from './summary.js';
 import { type Cut, cutHistory, pairedItems, trimResults, type Unit, unitsOf } from './units.js';
@@ -29,6 +30,8 @@ const stateSchema = z.object({
   told: z.boolean().default(false),
   /** How many responses there were at the last compaction: the usage of older ones is that of a longer history. */
   responses: z.int().default(0),
+  /** Context windows that providers have named when they were exceeded, by model. */
+  windows: z.record(z.string(), z.int().positive()).default({}),
 });
 type CompactionState = z.output<typeof stateSchema>;
 
@@ -77,6 +80,7 @@ interface Measure {
 /** A request in numbers: what it is to be brought below, and what of it no compaction can change. */
 interface Plan {
   readonly trigger: Trigger;
+  readonly bounds: Bounds;
   readonly before: Measure;
   /** Tokens that the request should have at most. */
   readonly target: number;
@@ -99,16 +103,12 @@ const BELIEVABLE = 0.25;
 class CompactionSession extends BoundShim {
   readonly #shim: CompactionShim;
   readonly #model: string;
-  readonly #window: number;
-  readonly #threshold: number;
+  #meter: Promise<Meter> | undefined;
 
   constructor(shim: CompactionShim, model: string) {
     super();
-    const { config } = shim;
     this.#shim = shim;
     this.#model = model;
-    this.#window = config.contextWindow ?? windowOf(model, config);
-    this.#threshold = config.triggerTokens ?? Math.floor(this.#window * config.triggerRatio);
   }
 
   override onRunStart(_state: RunState, _transientState: RunContext, run: RunScope): void {
@@ -119,37 +119,44 @@ class CompactionSession extends BoundShim {
 
   override async prepareTurn(turn: PreparedTurn): Promise<void> {
     if (turn.isRebuilt) return;
-    const meter = await Meter.load(this.#shim.config.mediaTokens);
+    const meter = await this.#loadMeter();
     const before = measure(turn, meter);
-    if (before.tokens < this.#threshold) return;
+    const bounds = this.#bounds(turn);
+    const { threshold } = bounds;
+    if (before.tokens < threshold) return;
     const { triggerTokens, keepTokens } = this.#shim.config;
     await this.#compact(turn, meter, {
       trigger: triggerTokens === undefined ? 'ratio' : 'tokens',
+      bounds,
       before,
-      target: this.#threshold,
+      target: threshold,
       overhead: overheadTokens(turn, meter),
-      worth: Math.max(1, Math.floor(this.#threshold * 0.05)),
-      keepTokens: keepTokens ?? Math.floor(this.#threshold / 4),
-      requestTokens: this.#requestTokens,
-      limit: Math.floor(this.#window * 0.95),
-      smallestResult: Math.max(SMALLEST_RESULT, Math.floor(this.#threshold * 0.05)),
+      worth: Math.max(1, Math.floor(threshold * 0.05)),
+      keepTokens: keepTokens ?? Math.floor(threshold / 4),
+      requestTokens: bounds.requestTokens,
+      limit: Math.floor(bounds.window * 0.95),
+      smallestResult: Math.max(SMALLEST_RESULT, Math.floor(threshold * 0.05)),
     });
   }
 
-  override async onContextExceeded(turn: PreparedTurn): Promise<boolean> {
-    const meter = await Meter.load(this.#shim.config.mediaTokens);
+  override async onContextExceeded(turn: PreparedTurn, error: Error): Promise<boolean> {
+    const meter = await this.#loadMeter();
+    const named = limitIn(error.message);
+    if (named !== undefined) (turn.state as CompactionState).windows[this.#model] = named;
+    const bounds = this.#bounds(turn);
     const overhead = overheadTokens(turn, meter);
     const history = meter.items(turn.runState.history);
-    const target = Math.floor(Math.min(this.#threshold, overhead + history * 0.5));
+    const target = Math.floor(Math.min(bounds.threshold, overhead + history * 0.5));
     return this.#compact(turn, meter, {
       trigger: 'context_exceeded',
+      bounds,
       before: measure(turn, meter),
       target,
       overhead,
       worth: 1,
       // Whatever the window is said to be, this was too much: less than half of it stays.
       keepTokens: Math.floor(Math.min(this.#shim.config.keepTokens ?? Infinity, history * 0.3)),
-      requestTokens: Math.min(this.#requestTokens, Math.floor((overhead + history) * 0.6)),
+      requestTokens: Math.min(bounds.requestTokens, Math.floor((overhead + history) * 0.6)),
       limit: target,
       smallestResult: SMALLEST_RESULT,
     });
@@ -162,20 +169,20 @@ class CompactionSession extends BoundShim {
 
   /** Whether the request of this turn was below the trigger after all: then the compactions before it have helped. */
   async #judge(turn: PreparedTurn, state: CompactionState, response: ModelResponse): Promise<void> {
-    const meter = await Meter.load(this.#shim.config.mediaTokens);
+    const meter = await this.#loadMeter();
     const sent = overheadTokens(turn, meter) + meter.items(turn.runState.history) - meter.message(response.message);
     const { inputTokens } = response.usage;
-    if ((inputTokens >= sent * BELIEVABLE ? inputTokens : sent) < this.#threshold) state.attempts = 0;
+    if ((inputTokens >= sent * BELIEVABLE ? inputTokens : sent) < this.#bounds(turn).threshold) state.attempts = 0;
   }
 
-  get #summaryTokens(): number {
-    return Math.min(this.#shim.config.summaryTokens, Math.max(64, Math.floor(this.#threshold / 4)));
+  #bounds(turn: PreparedTurn): Bounds {
+    return boundsOf(this.#model, this.#shim.config, (turn.state as CompactionState).windows[this.#model]);
   }
 
-  get #requestTokens(): number {
-    const { model } = this.#shim.config;
-    const window = model === undefined ? this.#window : windowOf(model, this.#shim.config);
-    return Math.floor(window * 0.8) - this.#summaryTokens;
+  /** One for the session: what it has counted it need not count again. */
+  async #loadMeter(): Promise<Meter> {
+    this.#meter ??= Meter.load(this.#shim.config.mediaTokens);
+    return this.#meter;
   }
 
   /** @returns whether the history is shorter now @throws CompactionError where the config says so */
@@ -185,7 +192,7 @@ class CompactionSession extends BoundShim {
     const units = unitsOf(history, (item) => isOwnSummary(item, state));
     const tokensOf = (unit: Unit): number => meter.items(unit.items);
     const { internalMessages, maxAttempts } = this.#shim.config;
-    const room = plan.target - plan.overhead - this.#summaryTokens;
+    const room = plan.target - plan.overhead - plan.bounds.summaryTokens;
     const keepTokens = Math.max(0, Math.min(plan.keepTokens, room));
     const cut = cutHistory(units, { keepTokens, tokensOf, internalMessages });
     const folded = cut.folded.reduce((sum, unit) => sum + tokensOf(unit), 0);
@@ -195,9 +202,10 @@ class CompactionSession extends BoundShim {
       return false;
     }
     if (state.attempts >= maxAttempts) {
-      const reason = `${state.attempts} compactions in a row did not bring the request below ${this.#threshold} tokens`;
+      const reason = `${state.attempts} compactions in a row did not bring the request below ${plan.bounds.threshold} tokens`;
       this.#tell(turn, state, plan, reason);
-      if (plan.trigger !== 'context_exceeded' && this.#raises) throw new CompactionError(`${reason}.`);
+      if (plan.trigger === 'context_exceeded') return this.#trimOnly(turn, meter, plan);
+      if (this.#raises) throw new CompactionError(`${reason}.`);
       return false;
     }
     state.attempts += 1;
@@ -233,7 +241,7 @@ class CompactionSession extends BoundShim {
           items.filter((each) => !isInternalMessage(each)).flatMap((each) => renderItem(each)),
         ),
         previous,
-        summaryTokens: this.#summaryTokens,
+        summaryTokens: plan.bounds.summaryTokens,
         requestTokens: Math.max(256, plan.requestTokens),
         signal: turn.signal,
         tokensOf,
@@ -242,9 +250,9 @@ class CompactionSession extends BoundShim {
       if (typeof summary !== 'string' || summary.trim() === '') throw new CompactionError('The summary is empty.');
       const size = tokensOf(summary);
       const gained = folded + (previous === undefined ? 0 : tokensOf(previous)) - size;
-      if (gained < folded * 0.1 || size > this.#summaryTokens * 2)
+      if (gained < folded * 0.1 || size > plan.bounds.summaryTokens * 2)
         throw new CompactionError(
-          `The summary has ${size} tokens in place of ${folded}, where ${this.#summaryTokens} were asked for: that is none.`,
+          `The summary has ${size} tokens in place of ${folded}, where ${plan.bounds.summaryTokens} were asked for: that is none.`,
         );
       return summary.trim().toWellFormed();
     } catch (error) {
@@ -300,8 +308,8 @@ class CompactionSession extends BoundShim {
     const { tokens, source } = plan.before;
     const facts = {
       trigger: plan.trigger,
-      threshold: this.#threshold,
-      contextWindow: this.#window,
+      threshold: plan.bounds.threshold,
+      contextWindow: plan.bounds.window,
       before: tokens,
       beforeSource: source,
       after,
@@ -317,8 +325,8 @@ class CompactionSession extends BoundShim {
     state.told = true;
     turn.emit('compaction.skipped', {
       trigger: plan.trigger,
-      threshold: this.#threshold,
-      contextWindow: this.#window,
+      threshold: plan.bounds.threshold,
+      contextWindow: plan.bounds.window,
       before: plan.before.tokens,
       overhead: plan.overhead,
       reason,

@@ -21,7 +21,7 @@ export interface Compaction {
 export type Compactor = (compaction: Compaction) => Promise<string>;
 
 /** How often a summary is asked for again with less, when what was given is too much for the model that summarises. */
-const SMALLER_REQUESTS = 2;
+const SMALLER_REQUESTS = 4;
 
 /** The built-in compactor: asks a model. */
 export function modelCompactor({

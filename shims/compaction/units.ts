@@ -78,7 +78,7 @@ export function pairedItems(unit: Unit): readonly HistoryItem[] {
   return [head, { role: 'tool', content }];
 }
 
-export function resultsOf(message: Message): readonly ToolResultPart[] {
+function resultsOf(message: Message): readonly ToolResultPart[] {
   return message.role === 'tool' ? message.content : [];
 }
 

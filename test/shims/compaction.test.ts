@@ -2,6 +2,7 @@ import { writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { CompactionShim, type Compactor } from 'shimline/shims/compaction';
 import { afterAll, beforeAll, beforeEach, describe, expect, it } from 'vitest';
+import { limitIn } from '../../shims/compaction/bounds.js';
 import { compactionConfig, windowOf } from '../../shims/compaction/config.js';
 import compaction from '../../shims/compaction/index.js';
 import { shortened } from '../../shims/compaction/summary.js';
@@ -347,6 +348,36 @@ describe('M16: when the provider says that the context is exceeded', () => {
     });
     expect([run.output, run.requests.length]).toEqual(['fits', 2]);
     expect(told(run, 'compaction')).toMatchObject([{ trigger: 'ratio', trimmedResults: 1 }]);
+  });
+});
+
+describe('M16: a window that the provider names', () => {
+  it.each([
+    ["This model's maximum context length is 8192 tokens. However, your messages resulted in 9000 tokens.", 8192],
+    ['prompt is too long: 210000 tokens > 200000 maximum', 200_000],
+    ['input length and `max_tokens` exceed context limit: 198000 + 8192 > 200000, decrease input length', 200_000],
+    ['The input token count (1,048,577) exceeds the maximum number of tokens allowed (1,048,576).', 1_048_576],
+    ['the request exceeds the available context size (4096 tokens), try increasing it', 4096],
+    ['Request Entity Too Large', undefined],
+    ['prompt is too long: 3 > 2', undefined],
+  ])('%s', (message, limit) => {
+    expect(limitIn(message)).toBe(limit);
+  });
+
+  it('a long history meets a small window that nobody knew: it is brought below it, and the next run knows', async () => {
+    const size = ({ prompt }: RecordedRequest): number => JSON.stringify(prompt).length / 4;
+    const tooLong: ScriptedReply = {
+      error: { code: 'context_exceeded', message: "This model's maximum context length is 2048 tokens." },
+    };
+    const run = await testShim(compaction, {
+      input: [...talk(60), 'and now?'],
+      script: [],
+      otherwise: (request) => (size(request) > 2048 ? tooLong : isSummarising(request) ? SUMMARY : 'fine'),
+    });
+    expect([run.output, run.requests.length]).toEqual(['fine', 3]);
+    const next = await run.resume([...talk(6), 'and then?'], { script: [] });
+    expect(told(next, 'compaction')).toMatchObject([{ trigger: 'ratio', contextWindow: 2048, threshold: 1638 }]);
+    expect(next.requests.map((request) => size(request) > 2048)).toEqual([false, false]);
   });
 });
 
