@@ -1,3 +1,4 @@
+import fc from 'fast-check';
 import { afterAll, afterEach, beforeAll, describe, expect, it } from 'vitest';
 import contextEditing from '../../shims/context-editing.js';
 import { defineShim, defineTool, type HistoryItem, toolFailure, z } from '../../src/shims.js';
@@ -147,6 +148,50 @@ describe('context-editing', () => {
       ['漢漢漢漢'],
       ['gone', '漢漢漢漢'],
     ]);
+  });
+
+  it('failure P01 keeps pairs, what was not seen yet, and the beginning, whatever the rounds are', async () => {
+    const sizes = fc.array(fc.array(fc.integer({ min: 0, max: 6000 }), { minLength: 1, maxLength: 4 }), {
+      minLength: 1,
+      maxLength: 10,
+    });
+    const settings = fc.record({
+      triggerTokens: fc.integer({ min: 1, max: 8000 }),
+      keep: fc.integer({ min: 0, max: 5 }),
+      clearAtLeastTokens: fc.integer({ min: 0, max: 4000 }),
+    });
+    await fc.assert(
+      fc.asyncProperty(sizes, settings, async (rounds, given) => {
+        const sized = defineTool({
+          name: 'sized',
+          description: '',
+          parameters: z.object({ size: z.int() }),
+          execute: ({ size }) => 'x'.repeat(size),
+        });
+        const script = rounds.map((round) => ({
+          toolCalls: round.map((size) => ({ toolName: 'sized', input: { size } })),
+        }));
+        const run = await testShim(contextEditing, { config: given, tools: [sized], script: [...script, 'done'] });
+        expect(run.output).toBe('done');
+        const cleared = run.events.filter(({ type }) => type === 'custom.context.cleared');
+        expect(changedPrefixes(run.requests)).toBe(cleared.length);
+        for (const [index, request] of run.requests.entries()) {
+          const parts: readonly { readonly type: string; readonly toolCallId?: string }[] = request.prompt.flatMap(
+            (message) => (message.role === 'assistant' || message.role === 'tool' ? [...message.content] : []),
+          );
+          const ids = (type: string): unknown[] =>
+            parts.filter((part) => part.type === type).map((part) => part.toolCallId);
+          expect(ids('tool-result')).toEqual(ids('tool-call'));
+          const unseen = rounds[index - 1] ?? [];
+          const lengths = shown(request).map((value) => String(value));
+          expect(lengths.slice(lengths.length - unseen.length)).toEqual(unseen.map((size) => 'x'.repeat(size)));
+        }
+        expect(JSON.stringify(run.history)).not.toContain(NOTE);
+        for (const { data } of cleared)
+          expect((data as JsonObject).tokens).toBeGreaterThanOrEqual(given.clearAtLeastTokens);
+      }),
+      { numRuns: 40 },
+    );
   });
 
   it('failure P01 begins anew where the history was replaced, and keeps pairs whatever it holds', async () => {
