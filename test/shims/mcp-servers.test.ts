@@ -6,6 +6,7 @@ import { join } from 'node:path';
 import { afterAll, beforeAll, expect, it } from 'vitest';
 import { isObject, type JsonObject, listOf } from '../support/json-path.js';
 import { closeServer, listenOnLoopback } from '../support/loopback.js';
+import { McpServer } from '../support/mcp-server.js';
 import { ModelEndpoint } from '../support/model-endpoint.js';
 import { toolNamesOf, toolResultsOf } from '../support/request-view.js';
 import { ServerProcess, stopAll } from '../support/server-process.js';
@@ -90,6 +91,12 @@ async function run(agent: string): Promise<JsonObject> {
   const { status, body } = await server.json('POST', '/v1/runs', { agent, input: 'go' }, { prefer: 'wait=25' });
   expect(status, JSON.stringify(body)).toBe(200);
   return body;
+}
+
+async function put(name: string, modelId: string, servers: object): Promise<void> {
+  const body = { model: modelId, shims: [{ use: 'mcp', config: { servers, idleTimeoutMs: 0 } }] };
+  const answer = await server.json('PUT', `/v1/agents/${name}`, body);
+  expect(answer.status, JSON.stringify(answer.body)).toBe(201);
 }
 
 async function eventsOf(id: unknown, type: string): Promise<readonly JsonObject[]> {
@@ -193,3 +200,58 @@ it('server-everything and server-filesystem over stdio: one run with both, and a
   const rounds = model.requests.slice(before).map(toolNamesOf);
   expect(rounds).toEqual(rounds.map(() => names));
 });
+
+it('a cancel reaches a call that a server is at work on, which obeys at once', async () => {
+  model.script({ toolCalls: [call('everything__trigger-long-running-operation', { duration: 600, steps: 600 })] });
+  const { body } = await server.json('POST', '/v1/runs', { agent: 'remote', input: 'go' });
+  const path = `/v1/runs/${String(body.id)}`;
+  await waitFor(async () => (await eventsOf(body.id, 'tool.progress')).length > 0, { timeoutMs: 20_000 });
+  await server.json('DELETE', path, undefined, { prefer: 'wait=20' });
+  const { body: cancelled } = await server.json('GET', path);
+  expect(cancelled).toMatchObject({
+    status: 'cancelled',
+    cancellation: {
+      inFlight: [
+        { kind: 'tool', name: 'everything__trigger-long-running-operation', obeyed: true, sideEffects: 'none' },
+      ],
+    },
+  });
+});
+
+it.each(['openai/gpt-5', 'openai-compatible/m', 'anthropic/claude-sonnet-4-5'])(
+  'X04 %s takes every request, whatever the servers declare',
+  async (modelId) => {
+    const fake = await McpServer.start();
+    const names = ['a.b', 'a b', 'a_b', 'x'.repeat(90)];
+    for (const name of names) fake.offer(name, () => `ran ${name}`, { description: '' });
+    const definitions = { $defs: { node: { type: 'object', properties: { next: { $ref: '#/$defs/node' } } } } };
+    const bad: readonly unknown[] = [
+      { type: 'string' },
+      { type: 'object', oneOf: [{ required: ['a'] }] },
+      { type: 'object', properties: { next: { $ref: '#/$defs/node' } }, ...definitions },
+      { type: 'object', properties: { a: { $ref: '#/$defs/none' } } },
+      { type: 'object', properties: { a: { type: 'string' }, required: ['a'] } },
+      { type: 'object', properties: { a: { type: 'string', description: 'x'.repeat(5_000_000) } } },
+      undefined,
+    ];
+    fake.tools = [...fake.tools, ...bad.map((inputSchema, index) => ({ name: `bad${index}`, inputSchema }))];
+    const agent = `strict-${modelId.split('/')[0] ?? ''}`;
+    await put(agent, modelId, { one: { url: fake.url }, two: { url: fake.url } });
+    const before = model.requests.length;
+    model.respondWith((request, index) =>
+      index === before ? { toolCalls: toolNamesOf(request).map((name) => call(name)) } : { text: 'done' },
+    );
+    const done = await run(agent);
+    model.respondWith(undefined);
+    expect(done).toMatchObject({ status: 'completed', output: 'done' });
+    expect(model.refusedRequests).toEqual([]);
+    const results = toolResultsOf(model.requests[before + 1]!).map(({ text }) => text);
+    expect(results.toSorted()).toEqual([...names, ...names].map((name) => `ran ${name}`).toSorted());
+    const statuses = await eventsOf(done.id, 'custom.mcp.status');
+    expect(statuses.map(({ data }) => (isObject(data) ? [data.tools, listOf(data.setAside).length] : []))).toEqual([
+      [4, 7],
+      [4, 7],
+    ]);
+    await fake.close();
+  },
+);
