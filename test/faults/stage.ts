@@ -83,6 +83,24 @@ export async function startStage(): Promise<Stage> {
   );
 }
 
+const START_TRIES = 5;
+
+/** A stage in place of one on which something broke off. What broke may be the machine, so it is tried again after a while. */
+export async function freshStage<S extends Stage<StageServer>>(
+  broken: S | undefined,
+  start: () => Promise<S>,
+): Promise<S> {
+  await broken?.close().catch(() => undefined);
+  for (let tries = 1; ; tries += 1) {
+    try {
+      return await start();
+    } catch (error) {
+      if (tries === START_TRIES) throw error;
+    }
+    await new Promise((resolve) => setTimeout(resolve, 5000));
+  }
+}
+
 /** With the server in this process. */
 export async function startRebuiltStage(): Promise<Stage<RebuiltServer>> {
   return stageWith(
@@ -119,6 +137,7 @@ async function stageWith<Server extends StageServer>(
   ];
   const server = await startServer({ env, shimsDir, agents });
   let stalls = 0;
+  let closed = false;
   let held: Promise<void> | undefined;
   const effects = new Map<unknown, number>();
   ledger.onEntry(({ marker }) => effects.set(marker, (effects.get(marker) ?? 0) + 1));
@@ -145,6 +164,8 @@ async function stageWith<Server extends StageServer>(
     },
     effectsOf: (marker) => effects.get(marker) ?? 0,
     close: async () => {
+      if (closed) return;
+      closed = true;
       await Promise.all([server.stop(), model.close(), ledger.close()]);
       disk?.unmount();
     },

@@ -1,5 +1,6 @@
 import fc from 'fast-check';
 import { messageOf } from '../../src/agent/run-errors.js';
+import { within } from '../support/wait.js';
 import { type Op, SEQUENCES, sequenceText } from './operations.js';
 import type { RebuiltServer } from './rebuilt-server.js';
 import { Sequence, type SequenceCounts, type SequencePlace } from './sequence.js';
@@ -86,7 +87,7 @@ class Places {
       return undefined;
     } catch (error) {
       const tail = this.#place?.stage.server.tail() ?? '';
-      await this.close().catch(() => undefined);
+      await this.close();
       return `${messageOf(error)}\n${tail}`;
     }
   }
@@ -107,7 +108,8 @@ class Places {
   async close(): Promise<void> {
     const place = this.#place;
     this.#place = undefined;
-    await place?.stage.close();
+    // Where something broke, the end may break too: the next sequence has a place of its own.
+    await within(place?.stage.close() ?? Promise.resolve(), 30_000, 'the end of a stage').catch(() => undefined);
   }
 }
 

@@ -1,7 +1,7 @@
 import { messageOf } from '../../src/agent/run-errors.js';
 import { casesOf, type FaultCase, nameOf } from './points.js';
 import { type CaseTimes, freshRunsSucceed, runCase } from './run-case.js';
-import { startStage } from './stage.js';
+import { freshStage, startStage } from './stage.js';
 
 export interface SweepOptions {
   readonly seed: number;
@@ -53,8 +53,7 @@ export async function sweep(options: SweepOptions): Promise<SweepResult> {
         counts.cancelled += result.status === 'cancelled' ? 1 : 0;
       } catch (error) {
         found = [`${nameOf(faultCase)}: it broke off: ${messageOf(error)}`];
-        await stage.close().catch(() => undefined);
-        stage = await startStage();
+        stage = await freshStage(stage, startStage);
       }
       counts.cases += 1;
       violations.push(...found);
