@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { describe, expect, it } from 'vitest';
 import workspaceTools from '../../shims/workspace-tools/index.js';
 import { type Query, ripgrepPath, searchHere, searchWith } from '../../shims/workspace-tools/search.js';
-import { agentTool, defineShim } from '../../src/shims.js';
+import { agentTool, type BoundShim, defineShim, Shim, type ShimBindingContext } from '../../src/shims.js';
 import { type ScriptedReply, testShim } from '../../src/testing.js';
 import { temporaryFolder, waitFor } from '../support/wait.js';
 import { callAll, folderWith, isAlive, outcomesOf, refusalOf, runTurns, textOf } from './workspace.js';
@@ -98,6 +98,29 @@ describe('the tools', () => {
     expect(JSON.stringify(run.requests[3]?.prompt)).toContain('of the parent');
     expect(run.tools[5]).toEqual([]);
     expect(readdirSync(join(dataDir, 'workspaces'))).toHaveLength(1);
+  });
+
+  it('R103 R104 a session from a restricted source has its tools only, and one beside other sources has none', async () => {
+    const root = folderWith();
+    const definition = workspaceTools.create({ root });
+    /** Binds the definition as a parent that hands down what its session says. */
+    class Child extends Shim {
+      readonly name = 'child';
+      readonly #source: Shim;
+      constructor(source: Shim) {
+        super();
+        this.#source = source;
+      }
+      override async bind({ task }: ShimBindingContext): Promise<BoundShim> {
+        const parent = await this.#source.bind({ task, toolSourceBindings: [] });
+        const bindings = parent.inheritTools(new Set(['read', 'bash', 'of_another_shim']));
+        return definition.bind({ task, toolSourceBindings: bindings ?? [] });
+      }
+    }
+    const restricted = await testShim(new Child(definition), { script: ['ok', 'ok'] });
+    expect(restricted.tools).toEqual([['read', 'bash']]);
+    const beside = await testShim(new Child(workspaceTools.create({ root })), { script: ['ok', 'ok'] });
+    expect(beside.tools).toEqual([[]]);
   });
 });
 
