@@ -1,5 +1,5 @@
 import { createHash } from 'node:crypto';
-import { readdir } from 'node:fs/promises';
+import { readdir, realpath } from 'node:fs/promises';
 import { basename, join, resolve } from 'node:path';
 import type { SkillsConfig } from './config.js';
 import { ForbiddenPathError, readInside } from './folder.js';
@@ -90,8 +90,11 @@ interface Found {
 
 async function skillFolders(root: string): Promise<Found[]> {
   const found: Found[] = [];
-  let seen = 0;
+  const seen = new Set<string>();
   const walk = async (folder: string, path: string, depth: number): Promise<void> => {
+    const real = await realpath(folder);
+    if (seen.has(real) || seen.size >= MAX_FOLDERS) return;
+    seen.add(real);
     const entries = await readdir(folder, { withFileTypes: true });
     const file =
       entries.find(({ name }) => name === 'SKILL.md') ?? entries.find(({ name }) => name.toLowerCase() === 'skill.md');
@@ -111,8 +114,6 @@ async function skillFolders(root: string): Promise<Found[]> {
       .map(({ name }) => name)
       .sort();
     for (const name of names) {
-      seen += 1;
-      if (seen > MAX_FOLDERS) return;
       await walk(join(folder, name), path === '' ? name : `${path}/${name}`, depth + 1).catch(() => undefined);
     }
   };

@@ -246,7 +246,8 @@ class SkillsSession extends BoundShim {
     if (!isNew && state.loaded[skill.name] === digest && isThere())
       return `The skill ${JSON.stringify(skill.name)} is active already; its instructions are in this conversation.`;
     state.loaded[skill.name] = digest;
-    turn.emit('skills.activated', { skill: skill.name });
+    const { license, metadata } = skill;
+    turn.emit('skills.activated', { skill: skill.name, ...(license === undefined ? {} : { license }), metadata });
     const { piece, end } = pieceOf(body, 0, maxChars);
     const { files, more } = await filesIn(skill.folder);
     const lines = [bodyText(skill.name, piece)];

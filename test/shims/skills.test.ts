@@ -143,6 +143,17 @@ describe('the catalogue', () => {
     expect(run.output).toBe('ok');
   });
 
+  it('skills may be grouped and linked; a link in a circle is no trouble', async () => {
+    const elsewhere = temporaryFolder('skills-');
+    writeFileSync(join(elsewhere, 'SKILL.md'), '---\ndescription: For guests.\n---\nBe kind.');
+    put('group/sub/inner/SKILL.md', '---\ndescription: Inner.\n---\n');
+    symlinkSync(elsewhere, join(root, 'guest'));
+    symlinkSync('..', join(root, 'group/circle'));
+    const run = await testShim(skills, { ...options(), script: [activate('guest'), 'ok'] });
+    expect(run.requests[0]?.system).toContain('- guest: For guests.\n- inner: Inner.\n</available_skills>');
+    expect([lastResult(run).includes('Be kind.'), told(run, 'broken')]).toEqual([true, []]);
+  });
+
   it('only names the skills that an agent has', async () => {
     skill('triage');
     skill('billing');
@@ -210,7 +221,7 @@ describe('SKILL.md is read leniently', () => {
 
 describe('activation', () => {
   it('gives the body as a tool result with the list of files, and tools see the name', async () => {
-    skill('triage', '', 'Ask first.');
+    skill('triage', 'license: MIT\nmetadata: { version: 2 }\n', 'Ask first.');
     put('triage/references/codes.md', 'codes');
     put('triage/scripts/run.py', 'print()');
     put('triage/.hidden', 'no');
@@ -231,7 +242,7 @@ describe('activation', () => {
     ]);
     expect([seen, run.state['skills:active']]).toEqual([['triage'], ['triage']]);
     expect(lastResult(run)).toBe('The skill "triage" is active already; its instructions are in this conversation.');
-    expect(told(run, 'activated')).toEqual([{ skill: 'triage' }]);
+    expect(told(run, 'activated')).toEqual([{ skill: 'triage', license: 'MIT', metadata: { version: '2' } }]);
     const systems = new Set(run.requests.map(({ system }) => system));
     expect(systems.size).toBe(1);
   });
@@ -433,6 +444,33 @@ describe('after a compaction', () => {
       'The instructions of the active skill "triage" are no longer in this conversation. Call activate_skill again if you still need them.',
     ]);
   });
+});
+
+it('R96 and R15: an agent that is handed the conversation is told of its own skills, once', async () => {
+  skill('triage');
+  const other = temporaryFolder('skills-');
+  mkdirSync(join(other, 'law'));
+  writeFileSync(join(other, 'law/SKILL.md'), '---\ndescription: For law.\n---\nBe exact.');
+  const second = new ScriptedModel([activate('law'), 'done', 'again']);
+  const lawyer = new DefaultAgent({
+    name: 'lawyer',
+    instructions: 'You are a lawyer.',
+    model: second,
+    shims: [skills.create({ directories: [other] })],
+  });
+  const first = new ScriptedModel([activate('triage'), call('handoff_to_lawyer')]);
+  const clerk = new DefaultAgent({
+    name: 'clerk',
+    model: first,
+    shims: [skills.create({ directories: [root] })],
+    handoffs: [lawyer],
+  });
+  await clerk.run('hello');
+  await clerk.run('and now?');
+  const systems = second.requests.map(({ system }) => system);
+  expect(systems).toEqual(Array(3).fill(systems[0]));
+  expect([systems[0]?.includes('- law: For law.'), systems[0]?.includes('triage')]).toEqual([true, false]);
+  expect(clerk.runState.shimState.get('skills:active')).toEqual(['law']);
 });
 
 describe('R101: what a helper gets', () => {
