@@ -154,21 +154,22 @@ class ContractKit {
     for (const callback of AWAITED) {
       const watched = new WatchedShim(this.#make());
       const failing = new FailingShim(callback);
-      const run = await this.#inFolder(async (dataDir) =>
-        testShim(watched, {
+      await this.#inFolder(async (dataDir) => {
+        const run = await testShim(watched, {
           ...this.#agentOptions(dataDir),
           after: [failing],
           otherwise: 'ok',
           script: this.#script(''),
-        }),
-      );
-      assert.equal(
-        run.error?.shim,
-        failing.name,
-        `the run's error is not that of ${callback}: ${run.error?.message ?? 'none'}`,
-      );
-      assert.deepEqual(watched.named('onRunEnd'), [{ callback: 'onRunEnd', withResult: false }]);
-      await run[Symbol.asyncDispose]();
+        });
+        assert.equal(
+          run.error?.shim,
+          failing.name,
+          `the run's error is not that of ${callback}: ${run.error?.message ?? 'none'}`,
+        );
+        assert.deepEqual(watched.named('onRunEnd'), [{ callback: 'onRunEnd', withResult: false }]);
+        // What a session holds in the folder it lets go of before the folder is gone.
+        await run[Symbol.asyncDispose]();
+      });
     }
   }
 
