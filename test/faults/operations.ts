@@ -1,10 +1,10 @@
 import fc from 'fast-check';
 
 /** What the model does about an input, by the input's first word. */
-export const KINDS = ['say', 'gate', 'pair', 'tool', 'fail', 'hold', 'busy', 'cut'] as const;
+const KINDS = ['say', 'gate', 'pair', 'tool', 'fail', 'hold', 'busy', 'cut'] as const;
 export type Kind = (typeof KINDS)[number];
 
-export const DECISIONS = ['approve', 'deny', 'edit', 'respond'] as const;
+const DECISIONS = ['approve', 'deny', 'edit', 'respond'] as const;
 export type Decision = (typeof DECISIONS)[number];
 
 /** What clients and operators do to a run. */
