@@ -1,6 +1,6 @@
 import { defineShim } from 'shimline/shims';
-import { compactionConfig } from './config.js';
 import { CompactionShim } from './compaction.js';
+import { compactionConfig } from './config.js';
 
 export { CompactionError, CompactionShim } from './compaction.js';
 export type { Compaction, Compactor } from './compactor.js';

@@ -20,8 +20,8 @@ import {
 import {
   type RecordedRequest,
   type ScriptedAnswer,
-  type ScriptedReply,
   ScriptedModel,
+  type ScriptedReply,
   type TestedRun,
   testShim,
 } from '../../src/testing.js';
