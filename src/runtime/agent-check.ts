@@ -301,7 +301,7 @@ const SUMMED_UP = 3;
 function summary(faults: readonly FieldError[]): string {
   const texts = faults
     .slice(0, SUMMED_UP)
-    .map(({ pointer, message }) => `${pointer === '' ? '/' : pointer}: ${message}`);
+    .map(({ pointer, message }) => `${pointer === '' ? '/' : pointer}: ${message.replace(/\.$/, '')}`);
   const rest = faults.length - texts.length;
   return rest > 0 ? `${texts.join('; ')}; and ${rest} more` : texts.join('; ');
 }
