@@ -118,7 +118,9 @@ describe('an agent that is saved', () => {
     expect(refused({ shims: [{ use: 'clock' }, { use: 'turn-counter' }, { use: 'cluck' }] })).toEqual([
       {
         pointer: '/shims/2/use',
-        message: 'there is no shim "cluck"; loaded are clock, exclude-tools, picky, reply-prefix, turn-counter',
+        message: expect.stringMatching(
+          /^there is no shim "cluck"; loaded are .*\bclock, .*\bpicky, .*\bturn-counter\b/,
+        ) as string,
       },
     ]);
   });
