@@ -504,6 +504,18 @@ describe('bash', () => {
     await waitFor(() => !isAlive(pidIn(join(root, 'a.pid'))));
   });
 
+  it('does not wait for a process that has left the group and holds its output', async () => {
+    const root = folderWith();
+    const leaves = "setsid bash -c 'echo $$ > a.pid; exec sleep 1000'";
+    const command = `${leaves} & until [ -s a.pid ]; do sleep 0.01; done; echo done`;
+    try {
+      expect(await textOf({ root }, 'bash', { command })).toBe('done');
+    } finally {
+      const pid = pidIn(join(root, 'a.pid'));
+      if (isAlive(pid)) process.kill(pid, 'SIGKILL');
+    }
+  });
+
   it('C01 a cancel ends the group of a command, background and deaf processes included', async () => {
     const root = folderWith();
     const controller = new AbortController();
