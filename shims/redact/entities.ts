@@ -4,7 +4,7 @@ import { compilePattern } from './custom-pattern.js';
 const ActionSchema = z.enum(['block', 'mask', 'hash', 'off']);
 type Action = z.infer<typeof ActionSchema>;
 
-export const BUILT_IN = ['email', 'card', 'iban', 'phone', 'ip'] as const;
+const BUILT_IN = ['email', 'card', 'iban', 'phone', 'ip'] as const;
 
 const action = (description: string): z.ZodDefault<typeof ActionSchema> =>
   ActionSchema.default('mask').meta({ description: `${description}: \`block\`, \`mask\`, \`hash\` or \`off\`.` });

@@ -1,4 +1,4 @@
-import type { HistoryItem, JsonValue, Message } from 'shimline/shims';
+import { type HistoryItem, isInternalMessage, type JsonValue, type Message } from 'shimline/shims';
 import type { Redactor } from './redactor.js';
 
 type Blocked = (entities: readonly string[]) => void;
@@ -19,7 +19,8 @@ const ignore = (): void => undefined;
 /** The message with its texts redacted; itself where there was nothing to do. Bytes of images and files are not looked into. */
 export function redactMessage(message: Message, options: MessageOptions): Message {
   const { role, content } = message;
-  const blocked = role === 'user' ? options.blocked : ignore;
+  // What other shims add is not the client's: it is masked.
+  const blocked = role === 'user' && !isInternalMessage(message) ? options.blocked : ignore;
   if (role === 'system' || (role === 'assistant' && !options.answers && !options.toolArguments)) return message;
   if (typeof content === 'string') {
     if (role === 'assistant' && !options.answers) return message;

@@ -45,7 +45,8 @@ export interface RedactState {
 export class RedactSession extends BoundShim {
   readonly #config: RedactConfig;
   readonly #findPhones: FindPhones;
-  readonly #seen = new WeakSet();
+  readonly #clean = new WeakSet();
+  readonly #cleanTexts = new Set<string>();
   readonly #sent = new WeakMap<Message, Message>();
   #redactor: { readonly dataDir: string; readonly redactor: Redactor } | undefined;
   #pending: Pending | undefined;
@@ -151,18 +152,30 @@ export class RedactSession extends BoundShim {
     blocked: MessageOptions['blocked'],
   ): HistoryItem[] | undefined {
     const items = history.map((item) => {
-      const known = typeof item === 'object' && item !== null;
-      if (known && this.#seen.has(item)) return item;
+      if (this.#isClean(item)) return item;
       const redacted = redactItem(item, this.#options(dataDir, blocked));
-      if (known && redacted === item && Object.isFrozen(item)) this.#seen.add(item);
+      if (redacted === item) this.#markClean(item);
       return redacted;
     });
     return items.some((item, index) => item !== history[index]) ? items : undefined;
   }
 
+  /** Looked at before, and nothing was there: a long conversation does not pay for its age on every turn. */
+  #isClean(item: HistoryItem): boolean {
+    if (typeof item === 'string') return this.#cleanTexts.has(item);
+    return typeof item === 'object' && item !== null && this.#clean.has(item);
+  }
+
+  #markClean(item: HistoryItem): void {
+    if (typeof item === 'string') this.#cleanTexts.add(item);
+    else if (typeof item === 'object' && item !== null && Object.isFrozen(item)) this.#clean.add(item);
+  }
+
   #messageToSend(message: Message, dataDir: string): Message {
     const known = this.#sent.get(message);
     if (known !== undefined) return known;
+    if (message.role === 'user' && typeof message.content === 'string' && this.#cleanTexts.has(message.content))
+      return message;
     const redacted = redactMessage(
       message,
       this.#options(dataDir, (entities) => {

@@ -65,7 +65,7 @@ function short(value: unknown): unknown {
 }
 
 /** How large something is, and a digest to compare it by; itself only where contents are to be logged. */
-export function picture(value: unknown, content: boolean): Fields {
+function picture(value: unknown, content: boolean): Fields {
   const json = typeof value === 'string' ? value : value === undefined ? '' : JSON.stringify(value);
   const digest = createHash('sha256').update(json).digest('hex').slice(0, 16);
   return { size: Buffer.byteLength(json), digest, ...(content ? { value } : {}) };

@@ -1,16 +1,21 @@
-import type { Frame } from './attempt.js';
 import type { EventInput } from './events.js';
 import { deepFreeze } from './json.js';
 import { messageOf } from './run-errors.js';
 import type { RunEvent } from './scope.js';
 import type { Logger } from './tools.js';
 
+interface Watched {
+  /** The agent at work; only whether it is the same one matters. */
+  readonly frame: object | undefined;
+  readonly log: Logger;
+}
+
 /** The shims that watch one attempt, each while its own agent is at work. */
 export class Watchers {
-  readonly #attempt: { readonly frame: Frame | undefined; readonly log: Logger };
-  readonly #watching: { readonly frame: Frame | undefined; readonly listener: (event: RunEvent) => void }[] = [];
+  readonly #attempt: Watched;
+  readonly #watching: { readonly frame: object | undefined; readonly listener: (event: RunEvent) => void }[] = [];
 
-  constructor(attempt: { readonly frame: Frame | undefined; readonly log: Logger }) {
+  constructor(attempt: Watched) {
     this.#attempt = attempt;
   }
 

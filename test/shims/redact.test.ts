@@ -275,6 +275,18 @@ describe('the shim', () => {
     expect([next.output, next.history.slice(0, 2)]).toEqual(['ok', ['pay [iban]', 'then not']]);
   });
 
+  it('what another shim adds is masked where an input would be blocked', async () => {
+    const noting = defineShim({
+      name: 'noting',
+      onRunStart: (state) => {
+        state.history.push(internalMessage({ role: 'user', content: 'note: a@b.de' }, { origin: 'noting' }));
+      },
+    });
+    const run = await testShim(redact, { config: { email: 'block' }, after: [noting] });
+    expect(run.output).toBe('ok');
+    expect(JSON.stringify(run.requests[0]?.prompt)).toContain('note: [email]');
+  });
+
   it('blocks: an answer fails the run, and a result of a tool is withheld', async () => {
     const config = { email: 'block' as const };
     const answer = await testShim(redact, { config, script: [{ text: ['it is bob@', 'example.com'] }] });
