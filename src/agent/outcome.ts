@@ -57,6 +57,13 @@ function budgetQuestion(attempt: Attempt, { message }: BudgetReachedError): Inte
   };
 }
 
+/** What a person is asked about calls of the open round. */
+export function openQuestions({ calls }: Attempt): Interruption[] {
+  return calls.flatMap(({ state, interruption }) =>
+    state === 'waiting' && interruption !== undefined ? [interruption] : [],
+  );
+}
+
 export function outcomeOfError(attempt: Attempt, error: unknown): Outcome {
   const { signal } = attempt;
   const reason: unknown = signal.aborted ? signal.reason : error;
@@ -71,6 +78,10 @@ export function outcomeOfError(attempt: Attempt, error: unknown): Outcome {
   if (error instanceof HandedOverError) return { kind: 'handedOver' };
   const budget = budgetOf(error);
   if (budget !== undefined && !signal.aborted)
-    return { kind: 'waiting', interruptions: [budgetQuestion(attempt, budget)], discards: true };
+    return {
+      kind: 'waiting',
+      interruptions: [budgetQuestion(attempt, budget), ...openQuestions(attempt)],
+      discards: true,
+    };
   return { kind: 'failed', error: signal.aborted ? reason : error };
 }

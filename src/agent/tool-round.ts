@@ -4,7 +4,7 @@ import { toolCompleted } from './events.js';
 import type { Decision, ToolCallRecord } from './journal.js';
 import { cutText } from './json.js';
 import type { ModelResponse } from './messages.js';
-import { isUsedUp } from './outcome.js';
+import { isUsedUp, openQuestions } from './outcome.js';
 import { approvalQuestion, editQuestion, OUTCOME_SCHEMA, type Question, tellDecision } from './questions.js';
 import { appendedAt, closeRound, deferAppended } from './round-closing.js';
 import type { Interruption } from './run.js';
@@ -341,9 +341,7 @@ export class ToolRound {
     if (failure !== undefined || attempt.signal.aborted) this.#giveBack();
     if (failure !== undefined) throw failure;
     attempt.signal.throwIfAborted();
-    const interruptions = attempt.calls.flatMap((record) =>
-      record.state === 'waiting' && record.interruption !== undefined ? [record.interruption] : [],
-    );
+    const interruptions = openQuestions(attempt);
     if (interruptions.length > 0) return { kind: 'waiting', interruptions };
     return this.#close();
   }

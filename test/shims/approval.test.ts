@@ -492,6 +492,25 @@ describe('nothing loses its gate', () => {
     expect(lastResults()).toEqual([not()]);
   });
 
+  it('failure K01: an approved call that a crash interrupted is made again by its own rule, without another question', async () => {
+    await agent('crashing', { rules: [{ tools: ['retry_tool'], action: 'ask' }], otherwise: 'allow' });
+    const n = fresh();
+    lab.model.script(calling(callOf('retry_tool', { n })));
+    const run = await start('crashing');
+    const block = lab.ledger.blockBefore((effect) => effect.n === n);
+    const decision = { decisions: [{ id: onlyId(run), decision: 'approve' }] };
+    await lab.server.json('POST', `/v1/runs/${String(run.id)}/resume`, decision, ALICE);
+    await block.reached;
+    await lab.server.kill9();
+    lab.model.script({ text: 'ok' });
+    block.release();
+    await lab.server.restart();
+    const done = await lab.server.json('GET', `/v1/runs/${String(run.id)}`, undefined, { ...ALICE, prefer: 'wait=20' });
+    expect(done.body).toMatchObject({ status: 'completed', recoveries: 1 });
+    expect(lastResults()[0]).not.toContain('approval');
+    expect(new Set(lab.ledger.entries((effect) => effect.n === n).map(({ key }) => key)).size).toBe(1);
+  });
+
   it('failure R02: approved for the agent, killed at once: the call runs once, and the decision is kept', async () => {
     await agent('killed', { rules: [{ tools: [DO], action: 'ask' }], otherwise: 'allow' });
     const [n, m] = [fresh(), fresh()];

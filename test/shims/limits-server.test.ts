@@ -80,6 +80,23 @@ describe('a run that has reached a limit', () => {
     );
   });
 
+  it('beside a call that a person is asked about: both are told, and each answer counts', async () => {
+    await agent('both', { perRun: { toolCalls: 0 } });
+    const [a, b] = [fresh(), fresh()];
+    lab.model.script(calling(callOf('gated', { n: a }), callOf(DO, { n: b })), { text: 'both' });
+    const run = await start('both');
+    const open = run.interruptions as readonly JsonObject[];
+    expect(open.map(({ reason, tool }) => [reason, tool])).toEqual([
+      ['budget', null],
+      ['approval', 'gated'],
+    ]);
+    const raised = await resume(run, { shims: { both: { perRun: { toolCalls: 2 } } } });
+    expect(raised.body).toMatchObject({ status: 'waiting', attempt: 1, interruptions: [{ reason: 'approval' }] });
+    const done = await resume(run, { decisions: [{ id: open[1]?.id ?? '', decision: 'approve' }] });
+    expect(done.body).toMatchObject({ status: 'completed', output: 'both', unknownToolCalls: [] });
+    expect([effects(a), effects(b)]).toEqual([1, 1]);
+  });
+
   it('tokens: a raised maxTotalTokens raises them too', async () => {
     await agent('tokens', { perRun: { tokens: 20 } });
     const again = { ...calling(callOf('echo', {})), usage };
