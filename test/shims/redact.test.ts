@@ -118,6 +118,35 @@ describe('what is found', () => {
     expect(other.text('The text', '4111111111111111')).not.toBe(once);
   });
 
+  it('holds back a word or a number at most, where there are no patterns of your own', () => {
+    const scanner = redactorOf().scanner('The text');
+    const given = [
+      'Hello ',
+      'world, it',
+      ' is 3',
+      ' o’clock.',
+      ' Be a',
+      ' dear, and',
+      ' call +49',
+      ' 30 or',
+      ' me',
+      '\n',
+    ];
+    expect([...given.map((piece) => scanner.push(piece)), scanner.end()]).toEqual([
+      'Hello ',
+      'world, ',
+      'it is ',
+      '3 o’',
+      'clock. Be ',
+      'a dear, ',
+      'and call ',
+      '+49 30 ',
+      'or ',
+      'me\n',
+      '',
+    ]);
+  });
+
   it('any cutting of a text gives what the whole gives', () => {
     const patterns = [
       { name: 'patient', pattern: '\\bMRN-[0-9 ]+\\b' },
