@@ -10,8 +10,16 @@ export const LOOK_BEHIND = 2;
 
 const LETTER_OR_DIGIT = /[\p{L}\p{N}]/u;
 
-function before(view: View, at: number): string {
-  return at === 0 ? '' : (view.text[at - 1] ?? '');
+/** Whether a letter or digit stands there. Every character of every text is asked about, and most are plain. */
+function isWordAt({ text }: View, at: number): boolean {
+  const code = text.charCodeAt(at);
+  if (code < 128) return (code >= 48 && code <= 57) || (code >= 65 && code <= 90) || (code >= 97 && code <= 122);
+  return LETTER_OR_DIGIT.test(text.charAt(at));
+}
+
+function isDigitAt({ text }: View, at: number): boolean {
+  const code = text.charCodeAt(at);
+  return code >= 48 && code <= 57;
 }
 
 /** The run of characters of one class from a position on, at most as many as its pattern says; undefined where it may go on. */
@@ -27,32 +35,38 @@ const DOMAIN_RUN = /[\p{L}\p{N}.-]{0,254}/uy;
 const DOMAIN = /^(?:[\p{L}\p{N}](?:[\p{L}\p{N}-]{0,61}[\p{L}\p{N}])?\.){1,8}(?:xn--[a-z0-9-]{1,59}|\p{L}{2,63})/iu;
 
 export function emailDetector(): Detector {
+  // Between these places of the whole text no address begins: what a run of characters cannot be, its end cannot be either.
+  let cleared = { from: 0, to: 0 };
   return {
     entity: 'email',
     at(view, at) {
-      const first = String.fromCodePoint(view.text.codePointAt(at) ?? 0);
-      if (!LOCAL_START.test(first)) return 0;
+      const place = view.base + at;
+      if (place >= cleared.from && place < cleared.to) return 0;
+      const first = view.text.codePointAt(at) ?? 0;
+      if (!(first < 128 ? isWordAt(view, at) || first === 95 : LOCAL_START.test(String.fromCodePoint(first)))) return 0;
       const local = run(view, at, LOCAL, 64);
       if (local === undefined) return undefined;
       const sign = at + local.length;
       if (sign >= view.text.length && !view.whole) return undefined;
-      if (view.text[sign] !== '@') return 0;
-      const domain = run(view, sign + 1, DOMAIN_RUN, 254);
+      const domain = view.text[sign] === '@' ? run(view, sign + 1, DOMAIN_RUN, 254) : '';
       if (domain === undefined) return undefined;
       const found = DOMAIN.exec(domain);
-      return found === null ? 0 : local.length + 1 + found[0].length;
+      if (found !== null) return local.length + 1 + found[0].length;
+      if (local.length < 64) cleared = { from: place, to: place + local.length };
+      return 0;
     },
   };
 }
 
 const CARD_RUN = /[\d \u00a0-]{0,40}/y;
-const CARD_START = /[2-6]/;
+const [FIRST_OF_CARD, LAST_OF_CARD] = [0x32, 0x36];
 
 export function cardDetector(): Detector {
   return {
     entity: 'card',
     at(view, at) {
-      if (!CARD_START.test(view.text[at] ?? '') || /\d/.test(before(view, at))) return 0;
+      const code = view.text.charCodeAt(at);
+      if (code < FIRST_OF_CARD || code > LAST_OF_CARD || isDigitAt(view, at - 1)) return 0;
       const text = run(view, at, CARD_RUN, 40);
       if (text === undefined) return undefined;
       const digits = /^\d(?:[ \u00a0-]?\d){12,35}/.exec(text)?.[0] ?? '';
@@ -89,7 +103,7 @@ export function ibanDetector(): Detector {
   return {
     entity: 'iban',
     at(view, at) {
-      if (LETTER_OR_DIGIT.test(before(view, at))) return 0;
+      if (!isWordAt(view, at) || isWordAt(view, at - 1)) return 0;
       const head = view.text.slice(at, at + 4);
       if (!/^[A-Za-z]{1,2}$|^[A-Za-z]{2}\d{1,2}$/.test(head)) return 0;
       const country = (countrySpecs as Readonly<Record<string, { readonly chars: number | null }>>)[
@@ -122,9 +136,11 @@ export function ipDetector(): Detector {
     entity: 'ip',
     at(view, at) {
       const char = view.text[at] ?? '';
+      if (isWordAt(view, at) ? isWordAt(view, at - 1) : char !== ':') return 0;
       if (!/[0-9a-fA-F:]/.test(char)) return 0;
-      if (LETTER_OR_DIGIT.test(before(view, at))) return 0;
-      const fourth = /\d/.test(char) && !/\d\.$/.test(view.text.slice(Math.max(0, at - 2), at)) ? ipv4(view, at) : 0;
+      if (isWordAt(view, at - 1)) return 0;
+      const fourth =
+        isDigitAt(view, at) && !/\d\.$/.test(view.text.slice(Math.max(0, at - 2), at)) ? ipv4(view, at) : 0;
       if (fourth === undefined) return undefined;
       const sixth = ipv6(view, at);
       return sixth === undefined ? undefined : Math.max(fourth, sixth);
@@ -144,7 +160,7 @@ function ipv6(view: View, at: number): number | undefined {
   if (text === undefined) return undefined;
   const end = at + text.length;
   if (end >= view.text.length && !view.whole) return undefined;
-  if (!/[0-9a-fA-F]/.test(text) || LETTER_OR_DIGIT.test(view.text[end] ?? '')) return 0;
+  if (!/[0-9a-fA-F]/.test(text) || isWordAt(view, end)) return 0;
   for (let address = text; address.includes(':'); address = address.slice(0, -1)) {
     if (isIPv6(address)) return address.length;
     if (!/[.:]$/.test(address)) return 0;
@@ -163,8 +179,9 @@ export function phoneDetector(find: FindPhones): Detector {
   return {
     entity: 'phone',
     at(view, at) {
-      if (!/[+(\d]/.test(view.text[at] ?? '')) return 0;
-      if (view.text[at] !== '+' && /[\p{L}\p{N}+]/u.test(before(view, at))) return 0;
+      const char = view.text[at];
+      if (char !== '+' && char !== '(' && !isDigitAt(view, at)) return 0;
+      if (char !== '+' && (isWordAt(view, at - 1) || view.text[at - 1] === '+')) return 0;
       const text = run(view, at, PHONE_RUN, 40);
       if (text === undefined) return undefined;
       const number = PHONE_DIGITS.exec(text)?.[0] ?? '';
