@@ -157,7 +157,7 @@ export class EffectRecorder {
       ...(internal === undefined ? {} : { internal }),
       ...this.picture(text),
     };
-    if (typeof item === 'object' && Object.isFrozen(item)) this.#memory.pictures.set(item as object, picture);
+    if (typeof item === 'object' && item !== null && Object.isFrozen(item)) this.#memory.pictures.set(item, picture);
     return picture;
   }
 
