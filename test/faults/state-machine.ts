@@ -9,6 +9,9 @@ import { type Stage, startRebuiltStage, startStage } from './stage.js';
 /** One sequence in so many has its server in a process of its own, with real kills. */
 const ONE_IN = 20;
 
+/** Then the next one has a file of its own again, so that its runs are not behind thousands of others. */
+const SEQUENCES_OF_A_PLACE = 250;
+
 export interface RandomTestOptions {
   readonly seed: number;
   readonly sequences: number;
@@ -72,6 +75,7 @@ export async function randomSequences(options: RandomTestOptions): Promise<Rando
 /** Where sequences happen, one after the other; after a difference the next one happens in a fresh place. */
 class Places {
   readonly #how: 'process' | 'rebuilt';
+  #used = 0;
   #place: (SequencePlace & { readonly strays?: unknown[] }) | undefined;
 
   constructor(how: 'process' | 'rebuilt') {
@@ -80,6 +84,8 @@ class Places {
 
   async differenceIn(ops: readonly Op[], counts: SequenceCounts): Promise<string | undefined> {
     try {
+      this.#used += 1;
+      if (this.#used % SEQUENCES_OF_A_PLACE === 0) await this.close();
       this.#place ??= this.#how === 'process' ? await inProcess() : await rebuilt();
       await new Sequence(this.#place, counts).run(ops);
       const [stray] = this.#place.strays ?? [];
