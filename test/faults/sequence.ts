@@ -6,7 +6,7 @@ import { lastUserText, messagesOf } from '../support/request-view.js';
 import type { JsonAnswer } from '../support/server-process.js';
 import { openStream, type SseStream } from '../support/sse-client.js';
 import { waitFor } from '../support/wait.js';
-import type { Decision, Kind, Op } from './operations.js';
+import { type Decision, type Kind, type Op, sequenceText } from './operations.js';
 import { persistently, type Stage, type StageServer } from './stage.js';
 
 type Status = 'none' | 'running' | 'waiting' | 'completed' | 'failed' | 'cancelled';
@@ -379,7 +379,8 @@ export class Sequence {
     if (status === 'none') deepStrictEqual(answer.status, 404);
     else {
       const run = status === 'running' ? await this.#untilRunning() : answer.body;
-      deepStrictEqual({ after: op, status: run.status, attempt: run.attempt }, { after: op, status, attempt });
+      const after = sequenceText([op]);
+      deepStrictEqual({ after, status: run.status, attempt: run.attempt }, { after, status, attempt });
       const [open] = listOf(run.interruptions).filter(isObject);
       deepStrictEqual(open !== undefined, status === 'waiting');
       if (open !== undefined) this.#interruption = String(open.id);
