@@ -1,4 +1,4 @@
-import { setTimeout as sleep } from 'node:timers/promises';
+import { setTimeout as sleep, setImmediate as turn } from 'node:timers/promises';
 import { TERMINAL_STATUSES } from '../agent/run.js';
 import { messageOf } from '../agent/run-errors.js';
 import type { Logger } from '../agent/tools.js';
@@ -17,6 +17,8 @@ import { tryOneByOne } from './suspects.js';
 export const MAX_CRASHES = 3;
 
 const TRY_AGAIN_MS = 500;
+/** So many runs are taken up in one go; between two of these requests are served. */
+const AT_ONCE = 32;
 
 export interface RecoveryDeps {
   readonly store: RunStore;
@@ -52,10 +54,16 @@ export class Recovery {
     );
     this.#deps.log.info({ unfinished: rows.length, suspects: suspects.length }, 'recovery started');
     if (suspects.length > 0) this.#own('', async () => this.#try(suspects));
-    for (const row of rows) {
-      // A sub-agent goes on when its parent's call asks for it again; without a parent at work nobody will.
-      if (suspects.includes(row) || (row.parent !== null && driven.has(row.parent))) continue;
-      this.#own(row.id, async () => (row.parent === null ? this.#one(row) : this.#deps.cancel(row)));
+    // A sub-agent goes on when its parent's call asks for it again; without a parent at work nobody will.
+    const others = rows.filter((row) => !suspects.includes(row) && (row.parent === null || !driven.has(row.parent)));
+    this.#own('', async () => this.#takeUp(others));
+  }
+
+  async #takeUp(rows: readonly RunRow[]): Promise<void> {
+    for (let index = 0; index < rows.length && !this.#closing.signal.aborted; index += AT_ONCE) {
+      for (const row of rows.slice(index, index + AT_ONCE))
+        this.#own(row.id, async () => (row.parent === null ? this.#one(row) : this.#deps.cancel(row)));
+      await turn();
     }
   }
 
@@ -85,7 +93,7 @@ export class Recovery {
 
   async settled(): Promise<void> {
     this.#closing.abort();
-    await Promise.all(this.#tasks);
+    while (this.#tasks.size > 0) await Promise.all(this.#tasks);
   }
 
   #own(runId: string, work: () => Promise<void>): void {
