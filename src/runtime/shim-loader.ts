@@ -61,7 +61,7 @@ export interface ShimLoaderOptions {
   readonly conceal?: (text: string) => string;
   /** Called after each change of what is loaded or reported. */
   readonly onChange?: () => void;
-  /** Longest time one file may take to be evaluated, in milliseconds; 10,000 when absent. */
+  /** Longest time one file may take to be evaluated, in milliseconds; when absent 10,000, and 1,000 for each file that is loaded with it. */
   readonly importTimeoutMs?: number;
 }
 
@@ -88,6 +88,8 @@ interface Served {
 }
 
 const IMPORT_TIMEOUT_MS = 10_000;
+/** They are compiled on one thread, so each of them waits for all. */
+const COMPILE_MS = 1000;
 
 /**
  * The shims there are: loads them from folders, keeps each at its newest version that works, and reports the rest (R117). What `get`
@@ -180,7 +182,7 @@ export class ShimLoader implements ShimSource {
     // Watch first, read second: what changes in between is then seen as a change.
     await this.#watcher?.update(await this.#foldersToWatch());
     const found = await this.#findFiles();
-    const results = await Promise.all(found.map((file) => this.#examine(file, entryModule)));
+    const results = await Promise.all(found.map((file) => this.#examine(file, entryModule, found.length)));
     const entries = settle(results);
     const served = serve(entries);
     const changed = this.#report(entries, served);
@@ -236,7 +238,7 @@ export class ShimLoader implements ShimSource {
       return { entry: known, fresh: undefined };
     }
     const sources = new Map<string, string>();
-    const timeoutMs = this.#options.importTimeoutMs ?? IMPORT_TIMEOUT_MS;
+    const timeoutMs = this.#options.importTimeoutMs ?? IMPORT_TIMEOUT_MS + count * COMPILE_MS;
     const evaluated = isNative ? importShimFile(file.file, sources) : evaluateShimFile(file.file, entryModule, sources);
     const outcome = await within(evaluated, {
       clock: systemClock,
