@@ -226,7 +226,7 @@ export class ShimLoader implements ShimSource {
     return found;
   }
 
-  async #examine(file: Examinable, entryModule: Readonly<Record<string, unknown>>): Promise<Examined> {
+  async #examine(file: Examinable, entryModule: Readonly<Record<string, unknown>>, count: number): Promise<Examined> {
     const known = this.#entries.get(file.file);
     const isNative = this.#isNative(file);
     if (known !== undefined && isNative) return { entry: known, fresh: undefined };
