@@ -49,6 +49,9 @@ const stateSchema = z.object({
 });
 type Counts = z.output<typeof stateSchema>;
 
+/** Tokens that an answer without a bound counts for while it is under way. */
+const USUAL_OUTPUT = 1000;
+
 /** Not held twice for one call by two instances of the shim, e.g. an agent's own and the guard of the one before it. */
 const heldKey = (shim: string, call: string): string => `${shim}:held:${call}`;
 
@@ -125,7 +128,7 @@ class LimitsSession extends BoundShim {
   }
 
   override async wrapToolCall(turn: PreparedTurn, call: GatedCall, next: NextToolCall): Promise<ToolOutcome> {
-    const held = this.#begin(turn, { kind: 'tool', tokens: 0, cost: 0 }, call.toolCallId);
+    const held = this.#begin(turn, { kind: 'tool', tokens: 0, cost: 0, bounded: true }, call.toolCallId);
     this.#counts.toolCalls += 1;
     this.#keep(turn);
     try {
@@ -181,14 +184,22 @@ class LimitsSession extends BoundShim {
     return { shim: this.#shim, key: key ?? '' };
   }
 
-  /** A quarter of a token per character, and all of the answer that was asked for. @throws Error for a model without a price */
-  #estimate({ model, messages, modelArgs }: ModelRequest): Estimate {
+  /**
+   * A quarter of a token per character of what is sent, and all of the answer that was asked for. How long one without such a bound
+   * gets nobody knows: it counts for a usual one, and for no less than the ledger has seen today.
+   *
+   * @throws Error for a model without a price
+   */
+  #estimate({ model, messages, tools, modelArgs }: ModelRequest): Estimate {
     const { perDay } = this.#config;
     const counted = perDay.tokens !== undefined || perDay.cost !== undefined;
-    const input = counted ? Math.ceil(JSON.stringify(messages).length / 4) : 0;
+    const sent = counted ? JSON.stringify([messages, tools?.tools]).length : 0;
     const most = modelArgs?.maxOutputTokens;
-    const output = counted && typeof most === 'number' ? most : 0;
-    return { kind: 'model', tokens: input + output, cost: costOf({ input, cached: 0, output }, model, this.#config) };
+    const bounded = typeof most === 'number';
+    const input = Math.ceil(sent / 4);
+    const output = counted ? (bounded ? most : USUAL_OUTPUT) : 0;
+    const cost = costOf({ input, cached: 0, output }, model, this.#config);
+    return { kind: 'model', tokens: input + output, cost, bounded };
   }
 
   #assertLeft(turn: PreparedTurn, kind: CallKind): void {

@@ -46,6 +46,7 @@ const runSchema = z.object({
   child_cached: z.number(),
   child_output: z.number(),
 });
+const meanSchema = z.object({ tokens: z.number(), cost: z.number() });
 const holderSchema = z.object({ holder: z.string() });
 
 /** Whose day it is. */
@@ -58,6 +59,8 @@ export interface Estimate {
   readonly kind: CallKind;
   readonly tokens: number;
   readonly cost: number;
+  /** Whether it cannot come to much more; else what today's calls came to on average is held, if that is more. */
+  readonly bounded: boolean;
 }
 interface Reserved {
   readonly id: string | undefined;
@@ -121,19 +124,15 @@ export class Ledger {
    *
    * @param held what another instance of the shim holds for this very call: it is not held twice
    */
-  reserve(
-    account: Account,
-    runId: string,
-    { kind, tokens, cost }: Estimate,
-    limits: Budget,
-    held: string | undefined,
-  ): Reserved {
+  reserve(account: Account, runId: string, estimate: Estimate, limits: Budget, held: string | undefined): Reserved {
     return this.#database
       .transaction((): Reserved => {
         this.#dropStale(account);
+        const { kind } = estimate;
         const reached = reachedIn(this.#used(account, held), kind, limits);
         if (reached !== undefined || held !== undefined) return { id: undefined, reached };
         const id = randomUUID();
+        const { tokens, cost } = estimate.bounded ? estimate : this.#atLeastMean(account, estimate);
         const [models, tools] = kind === 'model' ? [1, 0] : [0, 1];
         this.#database
           .prepare('INSERT INTO reservations VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)')
@@ -181,6 +180,16 @@ export class Ledger {
 
   release(ids: Iterable<string>): void {
     for (const id of ids) this.#database.prepare('DELETE FROM reservations WHERE id = ?').run(id);
+  }
+
+  #atLeastMean({ shim, key }: Account, { tokens, cost }: Estimate): { tokens: number; cost: number } {
+    const row = this.#database
+      .prepare(
+        `SELECT max(@tokens, coalesce(max(tokens / model_calls), 0)) AS tokens, max(@cost, coalesce(max(cost / model_calls), 0)) AS cost
+         FROM days WHERE shim = @shim AND key = @key AND day = @day AND model_calls > 0`,
+      )
+      .get({ shim, key, day: today(), tokens, cost });
+    return meanSchema.parse(row);
   }
 
   /** What today's calls have used and hold. */

@@ -298,6 +298,49 @@ describe('a day', () => {
     expect(dayIn(dataDir)).toMatchObject({ tokens: 2 });
   });
 
+  it.each([
+    ['tokens', { tokens: 300 }],
+    ['cost', { cost: 0.003 }],
+  ])('%s: of a burst whose answers have no bound only one call goes beyond', async (_what, perDay) => {
+    const dataDir = temporaryFolder('limits-');
+    let open = (): void => undefined;
+    const until = new Promise<void>((resolve) => (open = resolve));
+    const config: Config = { perDay, prices: { '': { input: 10, output: 10 } } };
+    const answer = { text: 'mine', usage: { inputTokens: 6, outputTokens: 400 }, until };
+    const runs = Array.from({ length: 8 }, async () =>
+      stopped(config, { dataDir, script: [answer], otherwise: undefined } as never),
+    );
+    await expect.poll(() => reservationsIn(dataDir).length).toBe(1);
+    open();
+    expect((await Promise.all(runs)).map(({ calls }) => calls).sort()).toEqual([0, 0, 0, 0, 0, 0, 0, 1]);
+    expect(dayIn(dataDir)).toMatchObject({ tokens: 406 });
+  });
+
+  it('an answer without a bound holds what answers came to today, one with a bound what it asks for', async () => {
+    const dataDir = temporaryFolder('limits-');
+    const long = { text: 'long', usage: { inputTokens: 6, outputTokens: 4994 } };
+    await stopped({ perDay: { tokens: 99_999 } }, { dataDir, script: [long], otherwise: undefined });
+    const held = async (modelArgs: Record<string, unknown>): Promise<number> => {
+      let open = (): void => undefined;
+      const until = new Promise<void>((resolve) => (open = resolve));
+      const run = stopped({ perDay: { tokens: 99_999 } }, {
+        dataDir,
+        script: [{ ...long, until }],
+        otherwise: undefined,
+        modelArgs,
+      } as never);
+      await expect.poll(() => reservationsIn(dataDir).length).toBe(1);
+      const [row] = reservationsIn(dataDir) as readonly { readonly tokens: number }[];
+      open();
+      await run;
+      return row?.tokens ?? Number.NaN;
+    };
+    expect(await held({})).toBe(5000);
+    const bounded = await held({ maxOutputTokens: 70 });
+    expect(bounded).toBeGreaterThan(70);
+    expect(bounded).toBeLessThan(500);
+  });
+
   it('a reservation of a process that is gone counts no more, one of a process that lives does', async () => {
     const dataDir = temporaryFolder('limits-');
     await stopped({ perDay: { modelCalls: 0 } }, { dataDir });
