@@ -14,6 +14,8 @@ const MAX_IMAGE_CHARS = 8_000_000;
 const IMAGE = /^image\/(?:png|jpeg|gif|webp)$/i;
 const DATA_URL = /data:([\w.+-]+\/[\w.+-]+)?[^,\s"']{0,100};base64,[A-Za-z0-9+/=_-]{64,}/g;
 const LONG_BASE64 = /[A-Za-z0-9+/]{512,}={0,2}/g;
+/** An expression that takes many millions of characters at once has no room left for it. */
+const MAX_LOOKED_AT = 2_000_000;
 
 const BlockSchema = z.looseObject({
   type: z.string(),
@@ -127,10 +129,15 @@ class Bounds {
   all(parts: readonly ToolContentPart[]): readonly ToolContentPart[] {
     return (
       parts
-        .map((part) => (part.type === 'text' ? text(this.#cut(this.#clean(part.text))) : part))
+        .map((part) => (part.type === 'text' ? text(this.#bounded(part.text)) : part))
         // Providers refuse empty texts.
         .filter((part) => part.type !== 'text' || part.text !== '')
     );
+  }
+
+  #bounded(words: string): string {
+    const most = Math.max(MAX_LOOKED_AT, this.#left);
+    return this.#cut(this.#clean(words.slice(0, most)), Math.max(0, words.length - most));
   }
 
   #clean(words: string): string {
@@ -147,14 +154,14 @@ class Bounds {
     return this.#secrets.hide(bare).toWellFormed();
   }
 
-  #cut(words: string): string {
-    if (words.length <= this.#left) {
+  #cut(words: string, beyond: number): string {
+    if (beyond === 0 && words.length <= this.#left) {
       this.#left -= words.length;
       return words;
     }
     // Not between the halves of a character.
     const kept = words.slice(0, this.#left).replace(/[\uD800-\uDBFF]$/, '');
     this.#left = 0;
-    return `${kept}\n[cut: ${words.length - kept.length} of ${words.length} characters left out]`;
+    return `${kept}\n[cut: ${words.length + beyond - kept.length} of ${words.length + beyond} characters left out]`;
   }
 }

@@ -1,3 +1,4 @@
+import { RE2JS } from 're2js';
 import type { JsonSchema } from 'shimline/shims';
 
 /** A schema that providers take, or why they would not take this one. */
@@ -62,7 +63,7 @@ class Expansion {
     const reference = node.$ref;
     const own = Object.fromEntries(
       Object.entries(node)
-        .filter(([key]) => key !== '$ref' && !DEFINITIONS.has(key))
+        .filter(([key, value]) => key !== '$ref' && !DEFINITIONS.has(key) && !isBeyondUs(key, value))
         .map(([key, value]) => [key, this.#keyword(key, value, references, depth)]),
     );
     if (typeof reference !== 'string') return own;
@@ -88,6 +89,25 @@ class Expansion {
     if (node === undefined || (reference.length > 1 && !reference.startsWith('#/')))
       throw new Refused(`its input schema refers to something that is not in it (${short(reference)})`);
     return node;
+  }
+}
+
+/** A pattern that cannot be checked here, since it might take for ever: the server checks its arguments itself. */
+function isBeyondUs(key: string, value: unknown): boolean {
+  if (key !== 'pattern' || typeof value !== 'string' || !isPattern(value)) return false;
+  try {
+    RE2JS.compile(RE2JS.translateRegExp(value));
+    return false;
+  } catch {
+    return true;
+  }
+}
+
+function isPattern(text: string): boolean {
+  try {
+    return new RegExp(text, 'u').unicode;
+  } catch {
+    return false;
   }
 }
 

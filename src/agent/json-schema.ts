@@ -1,5 +1,6 @@
 import { Ajv2020, type ErrorObject, type ValidateFunction } from 'ajv/dist/2020.js';
 import addFormats from 'ajv-formats';
+import { RE2JS } from 're2js';
 
 export type JsonSchema = Readonly<Record<string, unknown>>;
 
@@ -11,31 +12,69 @@ class InvalidJsonSchemaError extends Error {
   }
 }
 
-const compiled = new WeakMap<object, ValidateFunction>();
+interface Compiled {
+  readonly validate: ValidateFunction;
+  /** Patterns that RE2 does not know, each with what it says of it: they are not looked at. */
+  readonly unchecked: readonly string[];
+}
 
-/** Compiles a JSON Schema (draft 2020-12 and what of draft-07 is the same), once per object. @throws InvalidJsonSchemaError */
-export function compileJsonSchema(schema: JsonSchema): ValidateFunction {
+const compiled = new WeakMap<object, Compiled>();
+
+/**
+ * Compiles a JSON Schema (draft 2020-12 and what of draft-07 is the same), once per object.
+ * @throws InvalidJsonSchemaError, also for patterns that cannot be checked in time that is proportional to the text
+ */
+export function compileJsonSchema(schema: JsonSchema): void {
+  const [fault] = compile(schema).unchecked;
+  if (fault !== undefined) throw new InvalidJsonSchemaError(fault);
+}
+
+function compile(schema: JsonSchema): Compiled {
   const known = compiled.get(schema);
   if (known !== undefined) return known;
+  const unchecked: string[] = [];
   try {
     // A validator of its own per schema: a shared one would keep every schema it has ever seen, and refuse a repeated $id.
-    const ajv = new Ajv2020({ strict: false, allErrors: true });
+    const regExp = Object.assign((pattern: string) => linearPattern(pattern, unchecked), { code: '' });
+    const ajv = new Ajv2020({ strict: false, allErrors: true, ownProperties: true, code: { regExp } });
     (addFormats as unknown as (target: Ajv2020) => void)(ajv);
     const { $schema: _dialect, ...body } = schema;
-    const validate = ajv.compile(body);
-    compiled.set(schema, validate);
-    return validate;
+    const made = { validate: ajv.compile(body), unchecked };
+    compiled.set(schema, made);
+    return made;
   } catch (error) {
     throw new InvalidJsonSchemaError(error);
   }
 }
 
-/** What of a value does not fit a schema: where it stands, and what was expected. Empty when it is valid. @throws InvalidJsonSchemaError */
+/**
+ * Schemas come from outside, and so do the texts: a RegExp may take for ever over a short text, and hold up the whole process. RE2
+ * takes time in proportion to the text, whatever the pattern.
+ */
+function linearPattern(pattern: string, unchecked: string[]): { test(text: string): boolean; toString(): string } {
+  // The validator takes two of the same name for one.
+  const toString = (): string => pattern;
+  try {
+    const expression = RE2JS.compile(RE2JS.translateRegExp(pattern));
+    return { test: (text) => expression.matcher(text).find(), toString };
+  } catch (error) {
+    const why = error instanceof Error ? error.message : String(error);
+    unchecked.push(
+      `the pattern ${JSON.stringify(pattern)} is not RE2 syntax (no look-around, no back references): ${why}`,
+    );
+    return { test: () => true, toString };
+  }
+}
+
+/**
+ * What of a value does not fit a schema: where it stands, and what was expected. Empty when it is valid. A pattern that is no RE2
+ * counts as fulfilled. @throws InvalidJsonSchemaError
+ */
 export function jsonSchemaErrors(
   schema: JsonSchema,
   value: unknown,
 ): readonly { readonly pointer: string; readonly message: string }[] {
-  const validate = compileJsonSchema(schema);
+  const { validate } = compile(schema);
   if (validate(value)) return [];
   return (validate.errors ?? []).map((fault: ErrorObject) => ({
     pointer: fault.instancePath,

@@ -14,6 +14,7 @@ afterAll(async () => {
   await lab.close();
 });
 
+const like = (text: string): string => expect.stringContaining(text) as string;
 const put = async (name: string, body: object): ReturnType<typeof putAgent> =>
   lab.server.json('PUT', `/v1/agents/${name}`, body);
 
@@ -72,6 +73,24 @@ describe('PUT /v1/agents/{name}', () => {
     expect(answer.status).toBe(422);
     expect((answer.body.errors as JsonObject[]).map((error) => error.pointer)).toContain(pointer);
     expect((await lab.server.json('GET', '/v1/agents/bad')).status).toBe(404);
+  });
+
+  it('an output schema whose pattern would take for ever holds nobody up; what needs a look-ahead is 422', async () => {
+    const output = (pattern: string): JsonObject => ({
+      model: 'scripted/demo',
+      output: { type: 'object', properties: { a: { type: 'string', pattern } } },
+    });
+    expect((await put('patient', output('^(a+)+$'))).status).toBe(201);
+    const body = { agent: 'patient', input: `say {"a": "${'a'.repeat(40)}!"}` };
+    expect((await lab.server.json('POST', '/v1/runs', body, WAIT)).body).toMatchObject({
+      status: 'failed',
+      error: { code: 'output_invalid', message: like('must match pattern') },
+    });
+    const ahead = await put('ahead', output('^(?!b)'));
+    expect(ahead).toMatchObject({
+      status: 422,
+      body: { errors: [{ pointer: '/output', message: like('the pattern "^(?!b)" is not RE2 syntax') }] },
+    });
   });
 
   it('R3 refuses two shims of one name, naming both positions; "as" gives the second its own', async () => {

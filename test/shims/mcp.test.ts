@@ -119,6 +119,41 @@ describe('tools of a server', () => {
     expect(setAside).toHaveLength(14);
   });
 
+  it('X04 no pattern of a schema takes for ever, and what an object has by nature is no argument', async () => {
+    server.offer('slow', () => 'slow', {
+      inputSchema: { type: 'object', properties: { a: { type: 'string', pattern: '^(a+)+$' } } },
+    });
+    server.offer('ahead', () => 'ahead', {
+      inputSchema: { type: 'object', properties: { a: { type: 'string', pattern: '^(?!b)a', minLength: 2 } } },
+    });
+    server.offer('nature', () => 'nature', {
+      inputSchema: { type: 'object', properties: { constructor: { type: 'string' } } },
+    });
+    // With a RegExp each letter more doubles the time: ten letters more would be minutes.
+    const endless = `${'a'.repeat(29)}!`;
+    const run = await testShim(only(), {
+      script: [
+        call('fake__slow', { a: endless }),
+        call('fake__slow', { a: 'aaa' }),
+        call('fake__ahead', { a: 'a' }),
+        call('fake__ahead', { a: 'ba' }),
+        call('fake__nature'),
+        'done',
+      ],
+    });
+    expect(outcomes(run)).toEqual([
+      {
+        message: 'The arguments of fake__slow are refused: /a: must match pattern "^(a+)+$"',
+        kind: 'invalid_arguments',
+      },
+      'slow',
+      expect.objectContaining({ kind: 'invalid_arguments' }),
+      // Look-ahead is left to the server.
+      'ahead',
+      'nature',
+    ]);
+  });
+
   it('X04 names are made legal and unique, and map back exactly, also between servers with the same tools', async () => {
     const names = ['search', 'a.b', 'a b', 'a_b', 'ünï', 'x'.repeat(90), `${'x'.repeat(90)}y`];
     for (const name of names) server.offer(name, () => `ran ${name}`);
@@ -246,6 +281,12 @@ describe('results', () => {
     const image = { type: 'image-data', data: PNG, mediaType: 'image/png' };
     expect(resultsIn(run.requests[1])).toEqual([{ type: 'content', value: [{ type: 'text', text: 'drawn' }, image] }]);
     expect(resultsIn(run.requests[2])).toEqual([{ type: 'content', value: [image] }]);
+  });
+
+  it('are cut where there are many millions of characters without a space, too', async () => {
+    server.offer('endless', () => 'z'.repeat(12_000_000));
+    const run = await testShim(only({}, { maxResultChars: 100 }), { script: [call('fake__endless'), 'done'] });
+    expect(outcomes(run)).toEqual([`${'z'.repeat(100)}\n[cut: 11999900 of 12000000 characters left out]`]);
   });
 
   it('are cut between characters at their limit, and an error is a failure of the tool', async () => {
