@@ -361,4 +361,26 @@ describe('policy', () => {
     const rules = [{ operations: ['write:delete'], action: 'deny' }] as never;
     expect(() => workspaceTools.create({ policy: { rules } })).toThrow('/policy/rules/0/operations/0');
   });
+
+  it.each([
+    ['paths for commands', { operations: ['bash'], paths: ['a.txt'] }, '/policy/rules/0/paths'],
+    ['commands for files', { operations: ['read', 'write'], commands: ['rm *'] }, '/policy/rules/0/commands'],
+    ['a path from here', { operations: ['read'], paths: ['.env', './secrets'] }, '/policy/rules/0/paths/1'],
+    ['a path upwards', { operations: ['*'], paths: ['src/../.env'] }, '/policy/rules/0/paths/0'],
+    ['a path upwards out', { operations: ['*'], paths: ['..'] }, '/policy/rules/0/paths/0'],
+    ['a comment', { operations: ['read'], paths: ['#secrets'] }, '/policy/rules/0/paths/0'],
+    ['an exception from nothing', { operations: ['read'], paths: ['!ok.txt', '*.txt'] }, '/policy/rules/0/paths/0'],
+    ['blanks', { operations: ['read'], paths: [' '] }, '/policy/rules/0/paths/0'],
+    ['the root itself before it', { operations: ['read'], paths: ['/srv/x/.env'] }, '/policy/rules/0/paths/0'],
+  ])('a rule that would never hold is refused, not silently without effect: %s', (_what, rule, pointer) => {
+    const rules = [{ ...rule, action: 'deny' }] as never;
+    expect(() => workspaceTools.create({ root: '/srv/x', policy: { rules } })).toThrow(`${pointer}:`);
+  });
+
+  it('a rule with paths and commands for all operations holds for both', async () => {
+    const root = folderWith({ 'a.txt': 'a' });
+    const policy = denying(['*'], { paths: ['*.txt', '!b.txt', '\\#c'], commands: ['echo *'] });
+    expect((await refusalOf({ root, policy }, 'read', { path: 'a.txt' }))[0]).toBe('denied');
+    expect((await refusalOf({ root, policy }, 'bash', { command: 'echo a' }))[0]).toBe('denied');
+  });
 });
