@@ -27,7 +27,8 @@ const CODES = [
   'model_behaviour',
 ] as const;
 
-const milliseconds = z.int().nonnegative();
+// A timer that is set to more fires at once.
+const milliseconds = z.int().nonnegative().max(2_147_000_000);
 const config = z.strictObject({
   models: z
     .array(

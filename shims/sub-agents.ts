@@ -53,6 +53,7 @@ const config = z
     timeoutMs: z
       .int()
       .positive()
+      .max(2_147_000_000)
       .optional()
       .meta({ description: 'Time for one task, after which its agent is cancelled; without it, as long as it takes.' }),
   })

@@ -8,10 +8,18 @@ export interface Clock {
   after(ms: number, callback: () => void): () => void;
 }
 
+/** A timer that is set to more fires at once. */
+const LONGEST_TIMER_MS = 2_147_000_000;
+
 export const systemClock: Clock = {
   now: () => Date.now(),
   after: (ms, callback) => {
-    const timer = setTimeout(callback, ms);
+    let timer: ReturnType<typeof setTimeout>;
+    const wait = (leftMs: number): void => {
+      if (leftMs <= LONGEST_TIMER_MS) timer = setTimeout(callback, leftMs);
+      else timer = setTimeout(wait, LONGEST_TIMER_MS, leftMs - LONGEST_TIMER_MS);
+    };
+    wait(ms);
     return () => {
       clearTimeout(timer);
     };

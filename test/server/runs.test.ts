@@ -392,6 +392,14 @@ describe('the limits of a run', () => {
 });
 
 describe('per-run settings', () => {
+  it('a limit of many weeks, for which there is no timer, does not end the run', async () => {
+    lab.model.script({ text: 'done', delayMs: 50 });
+    expect(await runToEnd(lab, { limits: { maxDurationMs: 3_000_000_000 } })).toMatchObject({
+      status: 'completed',
+      output: 'done',
+    });
+  });
+
   it('give a shim another config for this run only', async () => {
     const { body: run } = { body: await runToEnd(lab, { shims: { lab: { ledger: lab.ledger.url, mark: 'mine' } } }) };
     const { body: state } = await lab.server.json('GET', `/v1/runs/${String(run.id)}/state`);

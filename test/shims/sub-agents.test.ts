@@ -127,6 +127,11 @@ describe('the tool', () => {
     ]);
   });
 
+  it('a time that no timer can be set to is refused', async () => {
+    const run = testShim(subAgents, { config: { agents: [expert], timeoutMs: 2_147_483_648 }, script: ['done'] });
+    await expect(run).rejects.toThrow('Too big');
+  });
+
   it('failure M15 an answer is bounded, between characters, and says what was cut', async () => {
     const long = `${'x'.repeat(99)}😀${'y'.repeat(50)}`;
     const answer = (script: string, more: Partial<DefaultAgentOptions> = {}): Promise<Run> =>
