@@ -1,3 +1,5 @@
+import { createRequire } from 'node:module';
+import type * as LibPhoneNumber from 'libphonenumber-js';
 import { z } from 'shimline/shims';
 import { compilePattern } from './custom-pattern.js';
 
@@ -31,6 +33,12 @@ const PatternSchema = z
     }
   });
 
+/** The library is large, and here it has to be there at once: it is loaded where a country is named. */
+function hasNumbers(country: string): boolean {
+  const { isSupportedCountry } = createRequire(import.meta.url)('libphonenumber-js') as typeof LibPhoneNumber;
+  return isSupportedCountry(country);
+}
+
 export const ConfigSchema = z
   .strictObject({
     email: action('What is done about an email address'),
@@ -41,6 +49,7 @@ export const ConfigSchema = z
     phoneCountry: z
       .string()
       .regex(/^[A-Z]{2}$/)
+      .refine(hasNumbers, { error: ({ input }) => `No phone numbers are known of the country ${String(input)}.` })
       .optional()
       .meta({
         description: 'Country whose national numbers are found too, e.g. `DE`; without it only those with `+`.',

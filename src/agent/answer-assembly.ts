@@ -5,7 +5,7 @@ import type { AssistantPart, ModelResponse } from './messages.js';
 import type { FinishReason, Usage } from './model.js';
 import { ModelCallError } from './run-errors.js';
 
-/** Arguments of a call that were no JSON object: the raw text, for the error that the model gets. */
+/** Arguments of a call that were no JSON object: what shims let be seen of the text, for the error that the model gets. */
 export type BrokenArguments = ReadonlyMap<string, string>;
 
 export interface CompletedCall {
@@ -32,6 +32,9 @@ export class AssemblyError extends Error {
   declare readonly cause: unknown;
 }
 
+/** Stands for the arguments of a call that came without any. */
+const NOTHING = '(nothing)';
+
 interface TextBlock {
   readonly type: 'text' | 'reasoning';
   text: string;
@@ -56,6 +59,8 @@ export class AnswerAssembly {
   readonly #open = new Map<string, TextBlock>();
   readonly #inputs = new Map<string, OpenInput>();
   readonly #broken = new Map<string, string>();
+  /** What shims let through of the arguments of each call. */
+  readonly #shownInputs = new Map<string, string>();
   #finish: Extract<LanguageModelV3StreamPart, { type: 'finish' }> | undefined;
   #responseId: string | undefined;
   /** Whether the model said anything, whatever the shims showed of it. */
@@ -166,6 +171,8 @@ export class AnswerAssembly {
       if (each.text === '' || each.kind === 'flush') continue;
       this.#options.onDelta(each);
       if (each.kind !== 'toolInput') this.#keep(each.kind, each.text, block);
+      else if (each.toolCallId !== undefined)
+        this.#shownInputs.set(each.toolCallId, (this.#shownInputs.get(each.toolCallId) ?? '') + each.text);
     }
   }
 
@@ -175,6 +182,13 @@ export class AnswerAssembly {
       current?.type === kind ? current : this.#blocks.findLast((each): each is TextBlock => each.type === kind);
     if (block !== undefined) block.text += text;
     else this.#blocks.push({ type: kind, text, providerOptions: undefined, half: '' });
+  }
+
+  #brokenAsShown(): BrokenArguments {
+    if (this.#options.transform === undefined) return this.#broken;
+    return new Map(
+      [...this.#broken].map(([id, text]) => [id, text === NOTHING ? text : (this.#shownInputs.get(id) ?? '')]),
+    );
   }
 
   #input(providerId: string, toolName: string): OpenInput {
@@ -219,7 +233,7 @@ export class AnswerAssembly {
     }
     // A call that began and never became one is a broken call, and not silently none.
     for (const input of this.#inputs.values())
-      this.#pushCall({ ...input, text: input.text === '' ? '(nothing)' : input.text });
+      this.#pushCall({ ...input, text: input.text === '' ? NOTHING : input.text });
     const parts = this.#blocks.flatMap(toPart);
     const calls = parts.some((part) => part.type === 'tool-call');
     const finishReason = finishReasonOf(finish.finishReason, calls, modelId);
@@ -246,7 +260,7 @@ export class AnswerAssembly {
         ? {}
         : { providerMetadata: JSON.parse(JSON.stringify(metadata)) as Record<string, JsonValue> }),
     });
-    return { response, brokenArguments: this.#broken, providerFinishReason: finish.finishReason.raw };
+    return { response, brokenArguments: this.#brokenAsShown(), providerFinishReason: finish.finishReason.raw };
   }
 }
 

@@ -118,8 +118,10 @@ export class ToolRound {
       );
     if (tool.handoffTo !== undefined && !this.#isThere(tool.handoffTo))
       return refuse(`The agent ${tool.handoffTo} is not there any more.`, 'unknown_agent');
-    if (why.broken !== undefined)
-      return refuse(`The arguments were no JSON object: ${cutText(why.broken, 200)}`, 'invalid_arguments');
+    if (why.broken !== undefined) {
+      const shown = why.broken === '' ? '.' : `: ${cutText(why.broken, 200)}`;
+      return refuse(`The arguments were no JSON object${shown}`, 'invalid_arguments');
+    }
     const parsed = tool.parse(record.arguments);
     if (!parsed.ok) return argumentFaults(tool, parsed.faults);
     const { toolCalls } = this.#attempt.position;

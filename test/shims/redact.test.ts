@@ -93,6 +93,13 @@ describe('what is found', () => {
     }
   });
 
+  it('refuses a country of which no numbers are known', () => {
+    expect(ConfigSchema.safeParse({ phoneCountry: 'DE' }).success).toBe(true);
+    expect(ConfigSchema.safeParse({ phoneCountry: 'XX' }).error?.issues).toMatchObject([
+      { path: ['phoneCountry'], message: 'No phone numbers are known of the country XX.' },
+    ]);
+  });
+
   it('what overlaps goes as one, with the strictest of the actions', () => {
     const patterns = [{ name: 'tail', pattern: 'com and more' }];
     expect(text('to bob@example.com and more!', { patterns })).toBe('to [email]!');
@@ -288,6 +295,22 @@ describe('the shim', () => {
       message: 'no such user: [email]',
     });
     expect(JSON.stringify([strict.events, strict.history, strict.requests])).not.toMatch(/bob@|carl@/);
+  });
+
+  it('arguments that are no JSON are quoted in the error only where arguments may be seen', async () => {
+    const script = [{ toolCalls: [{ toolName: 'lookup', input: '{"q":"bob@example.com' }] }, 'done'];
+    const errorOf = async (config: object): Promise<unknown> => {
+      const run = await testShim(redact, { config, tools: [lookup('none')], script });
+      expect(JSON.stringify([run.history, run.requests])).not.toContain('bob@');
+      return run.events.find(({ type }) => type === 'tool.completed')?.error;
+    };
+    expect(await errorOf({ toolArguments: true })).toEqual({
+      message: 'The arguments were no JSON object.',
+      kind: 'invalid_arguments',
+    });
+    expect(await errorOf({})).toMatchObject({
+      message: 'The arguments were no JSON object: {"q":"bob@example.com',
+    });
   });
 
   it('blocks: an input fails the run before the model is asked, and the conversation can go on without it', async () => {
