@@ -2,7 +2,7 @@ import { defineTool, type JsonValue, type Tool, toolFailure, z } from 'shimline/
 import { type CommandEnd, runCommand } from './command.js';
 import { openFolder } from './files.js';
 import { answered } from './refusal.js';
-import { HeadAndTail, headOf } from './text.js';
+import { HeadAndTail, headOf, withoutNul } from './text.js';
 import type { Workspace } from './workspace.js';
 
 /** Beyond what a command may take, for ending it: the seam's own limit must not come first. */
@@ -12,7 +12,7 @@ export function bashTool(workspace: Workspace, name: string): Tool {
   const { bash, maxChars } = workspace.config;
   const { maxTimeoutMs } = bash;
   const parameters = z.object({
-    command: z.string().min(1).max(100_000).meta({ description: 'What bash -c is to run.' }),
+    command: withoutNul(z.string().min(1).max(100_000)).meta({ description: 'What bash -c is to run.' }),
     cwd: z.string().min(1).default('.').meta({ description: 'The folder of the workspace to run it in.' }),
     timeoutMs: z
       .int()

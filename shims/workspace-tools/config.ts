@@ -1,6 +1,7 @@
 import { isAbsolute } from 'node:path';
 import { z } from 'shimline/shims';
 import { covers, familyOf, OPERATION_NAMES, OPERATIONS, TOOL_NAMES } from './operations.js';
+import { withoutNul } from './text.js';
 
 /** From the mildest to the strictest. */
 export const ACTIONS = ['allow', 'ask', 'deny'] as const;
@@ -77,7 +78,9 @@ const PolicySchema = z.strictObject({
 export type Policy = z.output<typeof PolicySchema>;
 
 const BashSchema = z.strictObject({
-  shell: z.string().min(1).default('bash').meta({ description: 'The shell, by name or path; it must be a bash.' }),
+  shell: withoutNul(z.string().min(1))
+    .default('bash')
+    .meta({ description: 'The shell, by name or path; it must be a bash.' }),
   timeoutMs: z
     .int()
     .positive()
@@ -90,7 +93,7 @@ const BashSchema = z.strictObject({
     .default(600_000)
     .meta({ description: 'Most milliseconds that a call may ask for.' }),
   env: z
-    .record(z.string().regex(/^[A-Za-z_][A-Za-z0-9_]*$/), z.string())
+    .record(z.string().regex(/^[A-Za-z_][A-Za-z0-9_]*$/), withoutNul(z.string()))
     .default({})
     .meta({ description: 'Variables that commands get, beside the few of every shell (PATH, HOME, LANG, …).' }),
   passEnv: z

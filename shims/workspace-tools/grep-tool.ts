@@ -6,14 +6,16 @@ import { globMatcher } from './glob.js';
 import { leftOut, oneLine, walkFor } from './read-tools.js';
 import { answered, Refusal } from './refusal.js';
 import { type FoundFile, type FoundLine, MOST_FILE_BYTES, searchEngine } from './search.js';
-import { headOf, tailOf } from './text.js';
+import { headOf, tailOf, withoutNul } from './text.js';
 import type { Workspace } from './workspace.js';
 
 const MOST_LINE_CHARS = 300;
 const DEFAULT_MATCHES = 100;
 
 const GrepParameters = z.object({
-  pattern: z.string().min(1).max(2000).meta({ description: 'A regular expression (RE2), matched line by line.' }),
+  pattern: withoutNul(z.string().min(1).max(2000)).meta({
+    description: 'A regular expression (RE2), matched line by line.',
+  }),
   path: z.string().min(1).default('.').meta({ description: 'A folder or a file.' }),
   glob: z.string().min(1).optional().meta({ description: 'Only files that it matches, as *.ts or src/**/*.ts.' }),
   literal: z.boolean().default(false).meta({ description: 'Search for the text as it is.' }),

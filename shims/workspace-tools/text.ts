@@ -1,3 +1,5 @@
+import type { z } from 'shimline/shims';
+
 /** The first characters of a text, never half of a pair. */
 export function headOf(text: string, length: number): string {
   if (text.length <= length) return text;
@@ -11,6 +13,11 @@ export function tailOf(text: string, length: number): string {
   const from = text.length - length;
   const first = text.charCodeAt(from);
   return text.slice(first >= 0xdc00 && first <= 0xdfff ? from + 1 : from);
+}
+
+/** For a text that becomes an argument or a variable of a program, which ends at the first NUL. */
+export function withoutNul(text: z.ZodString): z.ZodString {
+  return text.refine((value) => !value.includes('\0'), 'cannot hold the character NUL');
 }
 
 /** Keeps the beginning and the end of a text that comes in pieces, and counts what is between. */

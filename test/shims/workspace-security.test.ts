@@ -104,6 +104,18 @@ describe('paths', () => {
       'The symbolic links in this path go in a circle: a',
     ]);
     expect((await refusalOf({ root }, 'read', { path: 'a\0b' }))[0]).toBe('invalid_path');
+    const policy = { bash: 'allow' } as const;
+    for (const [tool, key, more] of [
+      ['bash', 'command', {}],
+      ['grep', 'pattern', {}],
+      ['grep', 'pattern', { literal: true }],
+    ] as const)
+      expect(await refusalOf({ root, policy }, tool, { [key]: 'a\0b', ...more })).toEqual([
+        'invalid_arguments',
+        `The arguments of ${tool} are refused: /${key}: cannot hold the character NUL`,
+      ]);
+    for (const bash of [{ shell: 'a\0b' }, { env: { A: 'a\0b' } }])
+      expect(() => workspaceTools.create({ root, bash })).toThrow('cannot hold the character NUL');
     expect(await refusalOf({ root }, 'write', { path: 'n'.repeat(300), content: '' })).toEqual([
       'file_error',
       `A name in this path is too long: ${'n'.repeat(300)}`,
