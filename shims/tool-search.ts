@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto';
+import { RE2JS } from 're2js';
 import {
   defineShim,
   defineTool,
@@ -102,14 +103,19 @@ function searchTool(turn: Turn, settings: Config, hideable: readonly Tool[]): To
 
 /** Whether a tool is shown whatever is searched for. */
 function staysShown({ always }: Config, turnTools: ToolConfig | null): (tool: Tool) => boolean {
-  const patterns = always.map((name) => {
-    const letters = name.replace(/[.+?^${}()|[\]\\]/g, '\\$&').replaceAll('*', '.*');
-    return new RegExp(`^${letters}$`);
-  });
+  // RE2: with many stars a RegExp may take for ever.
+  const patterns = always.map((name) =>
+    RE2JS.compile(
+      name
+        .split('*')
+        .map((text) => RE2JS.quote(text))
+        .join('.*'),
+    ),
+  );
   const choice = turnTools?.toolChoice;
   const forced = typeof choice === 'object' ? choice.toolName : undefined;
   return ({ name, handoffTo }) =>
-    handoffTo !== undefined || name === forced || patterns.some((pattern) => pattern.test(name));
+    handoffTo !== undefined || name === forced || patterns.some((pattern) => pattern.matches(name));
 }
 
 /** Remembers what was found, each once, where it stands already or at the end; what was found longest ago makes room. */

@@ -1,5 +1,6 @@
 import { createHash } from 'node:crypto';
 import type { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { RE2JS } from 're2js';
 import { defineTool, type JsonSchema, z } from 'shimline/shims';
 import { usableSchema } from './schemas.js';
 import type { Secrets } from './secrets.js';
@@ -137,13 +138,16 @@ export function isTaken(
   tool: string,
   { include, exclude }: { readonly include?: readonly string[] | undefined; readonly exclude: readonly string[] },
 ): boolean {
+  // RE2: with many stars a RegExp may take for ever.
   const matches = (pattern: string): boolean =>
-    new RegExp(`^${pattern.split('*').map(escaped).join('.*')}$`, 's').test(tool);
+    RE2JS.compile(
+      pattern
+        .split('*')
+        .map((text) => RE2JS.quote(text))
+        .join('.*'),
+      RE2JS.DOTALL,
+    ).matches(tool);
   return (include === undefined || include.some(matches)) && !exclude.some(matches);
-}
-
-function escaped(text: string): string {
-  return text.replace(/[.*+?^${}()|[\]\\]/g, '\\$&');
 }
 
 function nameOf(raw: unknown): string {

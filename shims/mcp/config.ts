@@ -53,6 +53,8 @@ const ServerSchema = z
       fault('args', 'only a command has arguments and a folder');
     if (server.command === undefined && Object.keys(server.env).length > 0)
       fault('env', 'only a command has an environment');
+    for (const header of Object.entries(server.headers))
+      if (!isHeader(header)) fault('headers', `${JSON.stringify(header[0])} is no header that can be sent`);
     const texts = { url: [server.url ?? ''], env: Object.values(server.env), headers: Object.values(server.headers) };
     for (const [path, values] of Object.entries(texts)) {
       const [name] = values.flatMap(forbiddenReferences);
@@ -61,12 +63,23 @@ const ServerSchema = z
     }
   });
 
+function isHeader(header: [string, string]): boolean {
+  try {
+    return new Headers([header]) instanceof Headers;
+  } catch {
+    return false;
+  }
+}
+
 /** One server of an agent's config, checked. */
 export type ServerConfig = z.output<typeof ServerSchema>;
 
 export const McpConfigSchema = z.strictObject({
   servers: z
-    .record(z.string().max(32).regex(SERVER_NAME, 'letters and digits, parted by single _ or -'), ServerSchema)
+    .record(z.string().max(32).regex(SERVER_NAME), ServerSchema, {
+      error: ({ code }) =>
+        code === 'invalid_key' ? 'a name is 1 to 32 letters and digits, parted by single _ or -' : undefined,
+    })
     .default({})
     .meta({ description: "The servers by name; a tool's name is `server__tool`." }),
   maxResultChars: z.int().min(100).max(200_000).default(100_000).meta({

@@ -59,6 +59,13 @@ describe('tools of a server', () => {
     expect(statuses(run)).toEqual([{ server: 'fake', state: 'ready', tools: 2 }]);
   });
 
+  it('are filtered at once, however many stars a filter has', async () => {
+    for (const name of ['a'.repeat(50), `${'a'.repeat(50)}b`]) server.offer(name, () => name);
+    // With a RegExp that is minutes.
+    const run = await testShim(only({ include: [`${'*a'.repeat(8)}b`] }), { script: ['done'] });
+    expect(run.tools).toEqual([[`fake__${'a'.repeat(50)}b`]]);
+  });
+
   it('X04 a bad declaration is set aside with its reason, and the others work', async () => {
     const schemas: Readonly<Record<string, unknown>> = {
       string: { type: 'string' },
@@ -594,11 +601,13 @@ describe('secrets and sharing', () => {
     [{ url: 'ftp://a/' }, 'must be an http or https address'],
     [{ command: 'x', headers: { a: 'b' } }, 'only a url has headers'],
     [{ url: 'http://a/', env: { A: 'b' } }, 'only a command has an environment'],
+    [{ url: 'http://a/', headers: { 'a b': 'c' } }, 'is no header that can be sent'],
+    [{ url: 'http://a/', headers: { a: 'b\nc: d' } }, 'is no header that can be sent'],
   ])('a config is refused that is no server: %j', (config, message) => {
     expect(() => mcpShim({ servers: { one: config } })).toThrow(message);
   });
   it.each(['a__b', '_a', 'a_', 'a b', 'x'.repeat(33)])('a server cannot be called %j', (name) => {
-    expect(() => mcpShim({ servers: { [name]: { url: server.url } } })).toThrow();
+    expect(() => mcpShim({ servers: { [name]: { url: server.url } } })).toThrow('a name is 1 to 32 letters and digits');
   });
 
   it('all runs share one connection, which is closed when nobody has had it for a while', async () => {
