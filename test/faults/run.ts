@@ -1,15 +1,17 @@
 import { writeFileSync } from 'node:fs';
 import { parseArgs } from 'node:util';
 import { cancelStorm, type StormResult } from './cancel-storm.js';
+import { type JobsResult, killedJobs } from './jobs.js';
 import { type RandomTestResult, randomSequences } from './state-machine.js';
 import { type SweepResult, sweep } from './sweep.js';
 
 // `npm run test:faults`: the reference run with every fault at every point, then again with a second kill during the recovery
-// (`sweep`). Then runs that are cancelled at random moments (`cancels`), and random sequences beside a model of the run (`sequences`).
+// (`sweep`). Then the jobs of the ready agents with a kill in each turn (`jobs`), runs that are cancelled at random moments (`cancels`),
+// and random sequences beside a model of the run (`sequences`).
 //
 //   --full            everything, with the long times; leaves RESULTS.md
 //   --seed N          repeats a run
-//   --only A,B        only these of sweep, cancels, sequences
+//   --only A,B        only these of sweep, jobs, cancels, sequences
 //   --minutes N       begins nothing new after so many minutes
 //   --limit N         the first N cases of each pass of the sweep; --cancels N, --sequences N: so many of the others
 //   --case N          of the sweep only this case, in both passes
@@ -29,7 +31,7 @@ const { values } = parseArgs({
   },
 });
 
-const PARTS = ['sweep', 'cancels', 'sequences'] as const;
+const PARTS = ['sweep', 'jobs', 'cancels', 'sequences'] as const;
 type Part = (typeof PARTS)[number];
 
 const FULL_MINUTES = 120;
@@ -45,6 +47,7 @@ const parts = partsAsked();
 
 const violations: string[] = [];
 let swept: SweepResult | undefined;
+let jobs: JobsResult | undefined;
 let storm: StormResult | undefined;
 let random: RandomTestResult | undefined;
 /** The parts that ended before they were through, because the time was over. */
@@ -61,6 +64,10 @@ if (parts.includes('sweep')) {
     onCase: (done, all, found) => progress('sweep', { done, all, every: 10 }, found),
   });
   took('sweep', swept.violations);
+}
+if (parts.includes('jobs')) {
+  jobs = await killedJobs();
+  took('jobs', jobs.violations);
 }
 if (parts.includes('cancels')) {
   storm = await cancelStorm(seed, cancels, () => goesOn('cancels'));
@@ -135,6 +142,7 @@ function report(): string {
       ['runs cancelled', swept.cancelled],
     );
   }
+  if (jobs !== undefined) rows.push(['jobs of ten turns', `${jobs.jobs}, with ${jobs.kills} kills`]);
   if (storm !== undefined)
     rows.push(['cancels at random moments', `${storm.runs}, of which ${storm.cancelled} came before the end`]);
   if (random !== undefined)

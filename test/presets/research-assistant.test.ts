@@ -1,4 +1,5 @@
 import { expect, it } from 'vitest';
+import { violationsOf } from '../faults/jobs.js';
 import { runLongJob } from '../faults/long-job.js';
 import { researchJob } from './research-job.js';
 
@@ -8,30 +9,10 @@ it.each([
 ])(
   'the research assistant $what',
   async ({ kill }) => {
-    const finished = await runLongJob(researchJob(), { kill });
-    expect(finished.run).toMatchObject({
-      status: 'completed',
-      output: 'The highest tide is on the 5th (moon.txt, tides.txt).',
-      turnCount: 10,
-    });
-    expect(finished.kills).toBe(kill ? 10 : 0);
+    const job = researchJob();
+    const finished = await runLongJob(job, { kill });
+    expect(violationsOf(job, finished, { kill })).toEqual([]);
     const own = finished.events.filter(({ childRunId }) => childRunId === undefined);
-    const called = own.filter(({ type }) => type === 'tool.completed');
-    // The two of one answer are called at the same time, and end in any order.
-    expect(called.map(({ name, ok }) => (ok === true ? name : `${String(name)} failed`)).toSorted()).toEqual(
-      [
-        'update_plan',
-        'documents__list_directory',
-        'documents__read_text_file',
-        'documents__get_file_info',
-        'update_plan',
-        'agent',
-        'memory_save',
-        'memory_search',
-        'documents__search_files',
-        'update_plan',
-      ].toSorted(),
-    );
     expect(own.filter(({ type }) => type === 'plan.updated')).toHaveLength(3);
     const sent = JSON.stringify(finished.requests.at(-1));
     for (const text of [

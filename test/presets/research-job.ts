@@ -58,5 +58,5 @@ export function researchJob(): LongJob {
 
 /** How a request begins, which for a helper is its task. */
 function firstText(body: JsonObject): string {
-  return JSON.stringify(listOf(body.messages).filter(isObject)[0] ?? null);
+  return JSON.stringify(listOf(body.messages).find(isObject) ?? null);
 }
