@@ -114,18 +114,18 @@ export class AgentRegistry {
    */
   resolver(
     run: { readonly agent: string; readonly version: number },
-    request: Pick<RequestDoc, 'values' | 'shims' | 'helper'>,
+    request: Pick<RequestDoc, 'values' | 'shims' | 'helper' | 'guardedBy'>,
   ): AgentResolver {
     const made = new Map<string, AgentInstance>();
     return (name) => {
       const known = made.get(name);
       if (known !== undefined) return known;
-      const own = name === run.agent;
-      const stored = own ? this.#deps.store.version(name, run.version) : this.find(name);
+      const asStarted = name === run.agent ? { version: run.version, shims: request.shims } : request.guardedBy?.[name];
+      const stored = asStarted === undefined ? this.find(name) : this.#deps.store.version(name, asStarted.version);
       if (stored === undefined)
         throw new RunError('internal', `The agent ${JSON.stringify(name)} is not there any more.`);
       try {
-        const instance = this.instance(stored.descriptor, { ...request, shims: own ? request.shims : {} });
+        const instance = this.instance(stored.descriptor, { ...request, shims: asStarted?.shims ?? {} });
         made.set(name, instance);
         return instance;
       } catch (error) {
@@ -138,6 +138,14 @@ export class AgentRegistry {
         );
       }
     };
+  }
+
+  /** Of the configs that a run gave an agent, those of its guards: they hold also where the agent is a child of its own. */
+  guardConfigs({ shims }: AgentDescriptor, configs: RequestDoc['shims']): RequestDoc['shims'] {
+    const guards = new Set(
+      shims.filter(({ use }) => this.#deps.shims.get(use)?.inherit === 'always').map(({ use, as }) => as ?? use),
+    );
+    return Object.fromEntries(Object.entries(configs).filter(([name]) => guards.has(name)));
   }
 
   /** An agent with its shims made. @throws ValidationError */

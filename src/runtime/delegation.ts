@@ -56,8 +56,7 @@ export class Delegation {
 
   async #create(parent: SpawnParent, request: SpawnRequest): Promise<RunRow> {
     const { store, writer, agents, now, newId } = this.#deps;
-    const stored = agents.get(request.agent ?? parent.agent.descriptor.name);
-    const { name } = stored.descriptor;
+    const name = request.agent ?? parent.agent.descriptor.name;
     const id = newId();
     const nowMs = now();
     return writer.run(() => {
@@ -65,13 +64,18 @@ export class Delegation {
       if (owner === undefined) throw new Error(`The parent run ${parent.runId} is gone.`);
       assertDelegation(parent, store.unfinishedChildren(parent.runId));
       const above = store.request(owner.n);
+      const guardedBy = { ...above.guardedBy, [owner.agent]: { version: owner.agent_version, shims: above.shims } };
+      const helped = request.agent === undefined && name === owner.agent;
+      const asAbove = guardedBy[name];
+      const stored = (asAbove && agents.version(name, asAbove.version)) ?? agents.get(name);
       const doc: RequestDoc = {
         input: shownInput(request.input),
         metadata: above.metadata,
         values: above.values,
         limits: childLimits(parent, stored.descriptor),
-        shims: request.agent === undefined ? above.shims : {},
+        shims: helped ? above.shims : agents.guardConfigs(stored.descriptor, asAbove?.shims ?? {}),
         guards: [...parent.guards],
+        guardedBy,
         ...(request.agent === undefined ? { helper: helperOf(request, above.helper) } : {}),
       };
       const instance = agents.instance(stored.descriptor, doc);

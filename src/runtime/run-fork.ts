@@ -54,8 +54,16 @@ export function planFork(
       errors: [{ pointer: '/input', message: 'required' }],
     });
   }
+  const above = store.request(source.n);
   const doc: RequestDoc = {
-    ...store.request(source.n),
+    ...above,
+    // Its configs are those of its own agent, whose guards the conversation keeps.
+    ...(name === source.agent
+      ? {}
+      : {
+          shims: agents.guardConfigs(stored.descriptor, above.guardedBy?.[name]?.shims ?? {}),
+          guardedBy: { ...above.guardedBy, [source.agent]: { version: source.agent_version, shims: above.shims } },
+        }),
     ...(request.input === undefined ? {} : { input: shownInput(request.input) }),
     helper: undefined,
   };

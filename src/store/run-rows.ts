@@ -64,6 +64,13 @@ export const RequestDocSchema = z.object({
   helper: z.object({ instructions: z.string().optional(), tools: z.array(z.string()).optional() }).optional(),
   /** Agents of the parents, whose guards (`inherit: "always"`) hold for this run too. */
   guards: z.array(z.string()).optional(),
+  /** Those of them that a run above was started with: their guards are what that run has, in its version and with its configs. */
+  guardedBy: z
+    .record(
+      z.string(),
+      z.object({ version: z.number(), shims: z.record(z.string(), z.record(z.string(), z.unknown())) }),
+    )
+    .optional(),
 });
 export type RequestDoc = z.infer<typeof RequestDocSchema>;
 

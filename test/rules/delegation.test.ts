@@ -96,6 +96,9 @@ beforeAll(async () => {
       { use: 'asks', config: { agent: 'lax' } },
     ],
   });
+  await putAgent(seam, 'asks-itself', {
+    shims: [{ use: 'guard', config: { mark: 'strict' } }, 'tools', { use: 'asks', config: { agent: 'asks-itself' } }],
+  });
   await putAgent(seam, 'sourced', { shims: ['source', 'tools', 'private', 'uses-source'] });
 });
 afterAll(async () => {
@@ -453,6 +456,43 @@ describe('R100 a guard (inherit "always") cannot be lost by delegating', () => {
     seam.model.script(first, calling(callOf('fast')));
     const { body } = await startRun(seam, { agent });
     expect(await waits(body.id)).toEqual(['strict']);
+  });
+
+  it.each([
+    ['in a named child', 'guarded', task('ask')],
+    ['in a helper', 'guarded', task('help')],
+    ['after a handoff', 'guarded', calling(callOf('handoff_to_second'))],
+    ['where the child has a shim of the same name', 'guards-both', task('ask')],
+    ['in the agent itself as a child', 'asks-itself', task('ask')],
+  ])('R100 with the config that the run gave it: %s', async (_where, agent, first) => {
+    seam.model.script(first, calling(callOf('fast')));
+    const { body } = await startRun(seam, { agent, shims: { guard: { mark: 'of the run' } } });
+    expect(await waits(body.id)).toEqual(['of the run']);
+  });
+
+  it.each(['ask', 'help'])(
+    'R100 as it was when the run was started, by the tool %s: the agent is changed and gone',
+    async (as) => {
+      const saved = { shims: [{ use: 'guard', config: { mark: 'as started' } }, 'tools', 'asks'] };
+      await putAgent(seam, 'changing', saved);
+      const block = seam.ledger.blockBefore('slow');
+      seam.model.script(calling(callOf('slow')), task(as), calling(callOf('fast')));
+      const { body } = await startRun(seam, { agent: 'changing' });
+      await block.reached;
+      await putAgent(seam, 'changing', { shims: ['tools', 'asks'] });
+      await seam.server.json('DELETE', '/v1/agents/changing');
+      block.release();
+      expect(await waits(body.id)).toEqual(['as started']);
+    },
+  );
+
+  it('R100 in a fork to another agent, with the config that the run gave it', async () => {
+    seam.model.script({ text: 'done' });
+    const run = await runToEnd(seam, { agent: 'guarded', shims: { guard: { mark: 'of the run' } } });
+    seam.model.script(calling(callOf('fast')));
+    const fork = await seam.server.json('POST', `/v1/runs/${String(run.id)}/fork`, { agent: 'child', input: 'go' });
+    expect(fork.status, JSON.stringify(fork.body)).toBe(201);
+    expect(await waits(fork.body.id)).toEqual(['of the run']);
   });
 
   it('R100 in a later attempt after a handoff', async () => {
