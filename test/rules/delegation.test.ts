@@ -483,6 +483,7 @@ describe('R100 a guard (inherit "always") cannot be lost by delegating', () => {
       await seam.server.json('DELETE', '/v1/agents/changing');
       block.release();
       expect(await waits(body.id)).toEqual(['as started']);
+      expect(await childrenOf(body.id)).toMatchObject([{ status: 'completed' }]);
     },
   );
 
