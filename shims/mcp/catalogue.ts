@@ -1,4 +1,5 @@
 import { createHash } from 'node:crypto';
+import { setImmediate as nextTick } from 'node:timers/promises';
 import type { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { RE2JS } from 're2js';
 import { defineTool, type JsonSchema, z } from 'shimline/shims';
@@ -74,10 +75,12 @@ export async function listTools(
   return catalogueOf(server, raw.slice(0, MAX_TOOLS), secrets);
 }
 
-function catalogueOf(server: string, raw: readonly unknown[], secrets: Secrets): Catalogue {
+async function catalogueOf(server: string, raw: readonly unknown[], secrets: Secrets): Promise<Catalogue> {
   const tools = new Map<string, DeclaredTool>();
   const setAside: { tool: string; reason: string }[] = [];
-  for (const each of raw) {
+  for (const [index, each] of raw.entries()) {
+    // A schema takes milliseconds to compile: the server goes on with its other work between them.
+    if (index % 10 === 9) await nextTick();
     const declared = declaredTool(server, each, secrets);
     if ('reason' in declared)
       setAside.push({ tool: secrets.hide(declared.tool), reason: secrets.hide(declared.reason) });

@@ -50,11 +50,19 @@ export function resultOf(
   if (content.length > MAX_PARTS) parts.push(text(`[${content.length - MAX_PARTS} more parts left out]`));
   // Servers repeat the structured form as text; it is only looked at where they do not.
   const extra = parts.length > 0 ? undefined : (structuredContent ?? leftOver(result));
-  if (extra !== undefined) parts.push(text(JSON.stringify(extra)));
+  if (extra !== undefined) parts.push(text(written(extra)));
   const bounded = new Bounds(options).all(parts);
   if (result.isError === true) return toolFailure(textsOf(bounded) || 'The tool failed.', { kind: 'mcp_tool_error' });
   if (bounded.length === 0) return undefined;
   return bounded.every((part) => part.type === 'text') ? textsOf(bounded) : bounded;
+}
+
+function written(value: unknown): string {
+  try {
+    return JSON.stringify(value);
+  } catch {
+    return '[a result that is nested too deep to be written down: left out]';
+  }
 }
 
 /** A result of a shape that the protocol does not know. */

@@ -20,6 +20,19 @@ interface Compiled {
 
 const compiled = new WeakMap<object, Compiled>();
 
+/** Knows whether a schema is one. It is dear to make and keeps nothing of what it is asked about, so one serves all. */
+let judge: Ajv2020 | undefined;
+
+function judgeOfSchemas(): Ajv2020 {
+  judge ??= withFormats(new Ajv2020({ strict: false }));
+  return judge;
+}
+
+function withFormats(ajv: Ajv2020): Ajv2020 {
+  (addFormats as unknown as (target: Ajv2020) => void)(ajv);
+  return ajv;
+}
+
 /**
  * Compiles a JSON Schema (draft 2020-12 and what of draft-07 is the same), once per object.
  * @throws InvalidJsonSchemaError, also for patterns that cannot be checked in time that is proportional to the text
@@ -36,9 +49,10 @@ function compile(schema: JsonSchema): Compiled {
   try {
     // A validator of its own per schema: a shared one would keep every schema it has ever seen, and refuse a repeated $id.
     const regExp = Object.assign((pattern: string) => linearPattern(pattern, unchecked), { code: '' });
-    const ajv = new Ajv2020({ strict: false, allErrors: true, ownProperties: true, code: { regExp } });
-    (addFormats as unknown as (target: Ajv2020) => void)(ajv);
+    const options = { strict: false, allErrors: true, ownProperties: true, code: { regExp }, validateSchema: false };
+    const ajv = withFormats(new Ajv2020(options));
     const { $schema: _dialect, ...body } = schema;
+    void judgeOfSchemas().validateSchema(body, true);
     const made = { validate: ajv.compile(body), unchecked };
     compiled.set(schema, made);
     return made;

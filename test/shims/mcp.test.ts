@@ -1,6 +1,8 @@
 import { setTimeout as sleep } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import { mcpShim } from '../../shims/mcp/index.js';
+import { resultOf } from '../../shims/mcp/results.js';
+import { Secrets } from '../../shims/mcp/secrets.js';
 import type { LifecycleEvent } from '../../src/agent/events.js';
 import { defineShim } from '../../src/shims.js';
 import { type RecordedRequest, type ScriptedReply, type TestedRun, testShim } from '../../src/testing.js';
@@ -271,6 +273,12 @@ describe('results', () => {
     server.offer('give', () => given);
     const run = await testShim(only(), { script: [call('fake__give'), 'done'] });
     expect(outcomes(run)).toEqual([expected instanceof RegExp ? like.stringMatching(expected) : expected]);
+  });
+
+  it('T02 what is nested too deep to be written down is told in words', () => {
+    const deep: unknown = JSON.parse(`${'{"a":'.repeat(20_000)}1${'}'.repeat(20_000)}`);
+    const result = resultOf({ content: [], structuredContent: deep }, { maxChars: 1000, secrets: new Secrets() });
+    expect(result).toBe('[a result that is nested too deep to be written down: left out]');
   });
 
   it('T04 an image is an image for the model, once, whatever else repeats it', async () => {
