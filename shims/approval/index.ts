@@ -83,7 +83,7 @@ class Guard {
     // A condition must hold of the arguments as they are and with the tool's defaults: the strictest counts.
     const parsed = tool?.parse(call.arguments);
     const variants = parsed?.ok === true ? [call.arguments, parsed.args] : [call.arguments];
-    return this.#rules.judge({ tool: call.name, variants, agent, key, metadata });
+    return this.#rules.judge({ tool: call.name, operations: tool?.operations, variants, agent, key, metadata });
   }
 
   /** The answer to a call that people have said no to, for good or often enough. */

@@ -53,7 +53,7 @@ const ruleSchema = z
   });
 type Rule = z.output<typeof ruleSchema>;
 
-/** The operations of the tools of `workspace-tools`; of a tool with several the strictest verdict counts. */
+/** The operations of tools of these names that do not say them; of a tool with several the strictest verdict counts. */
 const OPERATIONS: Readonly<Record<string, readonly string[]>> = {
   read: ['read'],
   find: ['read:find'],
@@ -77,7 +77,7 @@ export const configSchema = z.strictObject({
     .record(z.string(), z.array(z.string().min(1)).min(1))
     .default({})
     .meta({
-      description: 'The operations of a tool, by its name; added to those known of `workspace-tools`.',
+      description: 'The operations of a tool, by its name, in place of those that the tool itself says.',
     }),
   expiresInMs: z
     .int()
@@ -96,6 +96,8 @@ export type ApprovalConfig = z.output<typeof configSchema>;
 /** A call as the rules see it. `variants` are its arguments as the model gave them and as the tool gets them. */
 export interface Subject {
   readonly tool: string;
+  /** What the tool says that its calls may do. */
+  readonly operations: readonly string[] | undefined;
   readonly variants: readonly unknown[];
   readonly agent: string;
   readonly key: string | null;
@@ -162,7 +164,8 @@ export class Rules {
     const own = Object.hasOwn(operations, subject.tool) ? operations[subject.tool] : undefined;
     const known = Object.hasOwn(OPERATIONS, subject.tool) ? OPERATIONS[subject.tool] : undefined;
     const asks = new Map<string, Ask>();
-    for (const operation of own ?? known ?? [undefined]) {
+    const said = subject.operations?.length === 0 ? undefined : subject.operations;
+    for (const operation of own ?? said ?? known ?? [undefined]) {
       for (const args of subject.variants) {
         const found = this.#rules.findIndex((compiled) => matches(compiled, subject, operation, args));
         const compiled = this.#rules[found];

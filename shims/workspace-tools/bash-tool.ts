@@ -1,6 +1,7 @@
 import { defineTool, type JsonValue, type Tool, toolFailure, z } from 'shimline/shims';
 import { type CommandEnd, runCommand } from './command.js';
 import { openFolder } from './files.js';
+import { operationsOf } from './operations.js';
 import { answered } from './refusal.js';
 import { HeadAndTail, headOf, withoutNul } from './text.js';
 import type { Workspace } from './workspace.js';
@@ -23,6 +24,7 @@ export function bashTool(workspace: Workspace, name: string): Tool {
   });
   return defineTool({
     name,
+    operations: operationsOf('bash'),
     description:
       'Runs a command with bash in the workspace and answers what it printed, stdout and stderr together. Nobody can type anything in. What it leaves in the background is ended with it.',
     parameters,

@@ -3,6 +3,7 @@ import { join } from 'node:path';
 import { defineTool, type Tool, type ToolContext, z } from 'shimline/shims';
 import { notFound } from './files.js';
 import { globMatcher } from './glob.js';
+import { operationsOf } from './operations.js';
 import { leftOut, oneLine, walkFor } from './read-tools.js';
 import { answered, Refusal } from './refusal.js';
 import { type FoundFile, type FoundLine, MOST_FILE_BYTES, searchEngine } from './search.js';
@@ -30,6 +31,7 @@ type GrepArguments = z.output<typeof GrepParameters>;
 export function grepTool(workspace: Workspace, name: string): Tool {
   return defineTool({
     name,
+    operations: operationsOf('grep'),
     description:
       'Searches the text of the files of the workspace. Answers path:line:text for each match (path-line-text for lines around it). What .gitignore leaves out, binary and very large files are left out.',
     parameters: GrepParameters,

@@ -19,6 +19,11 @@ export type Operation = (typeof OPERATIONS)[number];
 export const OPERATION_NAMES = [...OPERATIONS, 'write', 'bash', '*'] as const;
 export type OperationName = (typeof OPERATION_NAMES)[number];
 
+/** What the calls of a tool may do. */
+export function operationsOf(tool: ToolName): readonly Operation[] {
+  return [...new Set([operationOf(tool, () => false), operationOf(tool, () => true)])];
+}
+
 /** The operations that have one default of the policy. */
 export type Family = 'read' | 'write' | 'bash';
 

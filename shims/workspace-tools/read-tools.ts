@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { defineTool, type Tool, type ToolContentPart, type ToolContext, z } from 'shimline/shims';
 import { imageType, openFile, openFolder } from './files.js';
 import { globMatcher } from './glob.js';
+import { operationsOf } from './operations.js';
 import type { Place } from './paths.js';
 import { answered, Refusal } from './refusal.js';
 import { readSlice } from './slice.js';
@@ -28,6 +29,7 @@ const ReadParameters = z.object({
 export function readTool(workspace: Workspace, name: string): Tool {
   return defineTool({
     name,
+    operations: operationsOf('read'),
     description:
       'Reads a file of the workspace: a text as it is, an image (PNG, JPEG, GIF, WebP) as an image. A long text comes in parts; a note at its end says how to get the next one.',
     parameters: ReadParameters,
@@ -108,6 +110,7 @@ type Page = z.output<typeof LsParameters>;
 export function lsTool(workspace: Workspace, name: string): Tool {
   return defineTool({
     name,
+    operations: operationsOf('ls'),
     description: 'Lists a folder of the workspace: folders end in /, links in @, files come with their size in bytes.',
     parameters: LsParameters,
     onCrash: 'retry',
@@ -125,6 +128,7 @@ export function lsTool(workspace: Workspace, name: string): Tool {
 export function findTool(workspace: Workspace, name: string): Tool {
   return defineTool({
     name,
+    operations: operationsOf('find'),
     description:
       'Finds files and folders of the workspace by a glob. What .gitignore leaves out is left out, and links are not followed.',
     parameters: FindParameters,

@@ -1,7 +1,7 @@
 import { defineTool, type Tool, type ToolContext, z } from 'shimline/shims';
 import { oneAtATime, openFile, writeWhole } from './files.js';
 import { nearestPlace } from './nearest-place.js';
-import { operationOf } from './operations.js';
+import { operationOf, operationsOf } from './operations.js';
 import type { Place } from './paths.js';
 import { answered, Refusal } from './refusal.js';
 import type { Workspace } from './workspace.js';
@@ -19,6 +19,7 @@ const WriteParameters = z.object({
 export function writeTool(workspace: Workspace, name: string): Tool {
   return defineTool({
     name,
+    operations: operationsOf('write'),
     description:
       'Writes a whole file of the workspace, a new one or over the old one. To change a part of a file use patch.',
     parameters: WriteParameters,
@@ -53,6 +54,7 @@ type PatchArguments = z.output<typeof PatchParameters>;
 export function patchTool(workspace: Workspace, name: string): Tool {
   return defineTool({
     name,
+    operations: operationsOf('patch'),
     description:
       'Replaces a text in a file of the workspace by another. The text must stand there exactly once, so take enough lines around the change, or set replaceAll.',
     parameters: PatchParameters,

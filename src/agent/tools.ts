@@ -75,6 +75,8 @@ export interface Tool {
   readonly maxRetries: number | undefined;
   /** Options for one provider each, as a message has them. */
   readonly providerOptions?: ProviderOptions | undefined;
+  /** What its calls may do, e.g. `write:overwrite`, for shims that judge calls, whatever the tool is called. */
+  readonly operations?: readonly string[] | undefined;
   /** The agent that a call of this tool hands the conversation to; only the core makes such tools. */
   readonly handoffTo?: string;
   /** Whether a person must approve this call. A throw counts as yes. */
@@ -100,6 +102,8 @@ export interface ToolDefinition<P> {
   readonly maxRetries?: number;
   /** Options for one provider each, by its key: `{ anthropic: { … } }`; the others do not get them. */
   readonly providerOptions?: ProviderOptions;
+  /** What its calls may do, e.g. `["write:create_file", "write:overwrite"]`: `approval` has rules for operations. */
+  readonly operations?: readonly string[];
   /** Returns a string, JSON, or content parts; a throw or `toolFailure(…)` is an error result for the model. */
   execute(args: ToolArguments<P>, context: ToolContext): Awaitable<unknown>;
 }
@@ -125,6 +129,7 @@ export function defineTool<const P extends z.ZodType | JsonSchema>(definition: T
     timeoutMs: definition.timeoutMs,
     maxRetries: definition.maxRetries,
     ...(definition.providerOptions === undefined ? {} : { providerOptions: definition.providerOptions }),
+    ...(definition.operations === undefined ? {} : { operations: [...definition.operations] }),
     needsApproval: (args, context) =>
       typeof needsApproval === 'boolean' ? needsApproval : needsApproval(args as ToolArguments<P>, context),
     parse: (args) => parseArguments(parameters, args),

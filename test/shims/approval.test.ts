@@ -1,12 +1,14 @@
-import { writeFileSync } from 'node:fs';
+import { readdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import approval from '../../shims/approval/index.js';
+import workspaceTools from '../../shims/workspace-tools/index.js';
 import { defineShim, defineTool, InvalidShimConfigError, z } from '../../src/shims.js';
 import { testShim } from '../../src/testing.js';
 import { bearer, calling, callOf, type Lab, startLab } from '../server/lab.js';
 import type { JsonObject } from '../support/json-path.js';
 import { toolResultsOf } from '../support/request-view.js';
+import { temporaryFolder } from '../support/wait.js';
 
 type Config = NonNullable<Parameters<typeof approval.create>[0]>;
 
@@ -93,6 +95,67 @@ describe('which calls wait', () => {
     expect(await verdict({ rules: [{ operations: ['bash:*'], action: 'ask' }], otherwise: 'allow' }, 'bash')).toBe(
       'asked',
     );
+  });
+
+  it.each(['', 'o_', 'x-'])(
+    'the tools of a workspace say their operations, by whatever prefix they go: "%s"',
+    async (prefix) => {
+      const root = temporaryFolder('approval-');
+      const inputs = {
+        bash: { command: 'touch ran' },
+        write: { path: 'ran', content: '' },
+        patch: { path: 'a', search: 'b', replace: 'c' },
+        ls: {},
+        find: { pattern: '*' },
+        grep: { pattern: 'x' },
+      };
+      const run = await testShim(approval, {
+        config: {
+          rules: [
+            { operations: ['bash', 'write'], action: 'deny' },
+            { operations: ['read'], action: 'allow' },
+          ],
+          otherwise: 'ask',
+        },
+        before: [workspaceTools.create({ root, prefix, policy: { bash: 'allow' } })],
+        script: [
+          { toolCalls: Object.entries(inputs).map(([name, input]) => ({ toolName: prefix + name, input })) },
+          'ok',
+        ],
+      });
+      const outcomes = run.events.filter(({ type }) => type === 'tool.completed') as unknown as readonly {
+        readonly name: string;
+        readonly ok: boolean;
+      }[];
+      expect(Object.fromEntries(outcomes.map(({ name, ok }) => [name.slice(prefix.length), ok]))).toEqual({
+        bash: false,
+        write: false,
+        patch: false,
+        ls: true,
+        find: true,
+        grep: true,
+      });
+      expect(readdirSync(root)).toEqual([]);
+    },
+  );
+
+  it('what a tool says of itself counts instead of its name, and the config instead of both', async () => {
+    const looksHarmless = defineShim({
+      name: 'looks-harmless',
+      prepareTurn(turn) {
+        const operations = ['db:drop'];
+        turn.addTools([
+          defineTool({ name: 'read', description: '', parameters: z.object({}), operations, execute: () => 'dropped' }),
+        ]);
+      },
+    });
+    const asked = async (config: Config): Promise<boolean> => {
+      const script = [{ toolCalls: [{ toolName: 'read', input: {} }] }, 'ok'];
+      const run = await testShim(approval, { config, after: [looksHarmless], script });
+      return run.events.some(({ type }) => type === 'tool.waiting');
+    };
+    expect(await asked({})).toBe(true);
+    expect(await asked({ operations: { read: ['read'] } })).toBe(false);
   });
 
   it('tools get operations by the config, whatever their names', async () => {
