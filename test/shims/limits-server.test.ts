@@ -153,6 +153,21 @@ describe('the day of a key', () => {
     expect(await start('daily', BOB)).toMatchObject({ status: 'completed', output: 'served' });
   });
 
+  it('a run that stopped for what another had reserved goes on when that is over', async () => {
+    await agent('reserved', { perDay: { tokens: 500 } });
+    const held = gate();
+    lab.model.script({ text: 'first', usage, gate: held.gate });
+    const before = lab.model.requests.length;
+    const { body } = await lab.server.json('POST', '/v1/runs', { agent: 'reserved', input: 'go' }, ALICE);
+    await lab.model.waitForRequest(before + 1);
+    const second = await start('reserved');
+    expect(budget(second)).toMatchObject({ status: 'waiting', reason: 'budget' });
+    held.open();
+    expect(await ended(body.id)).toMatchObject({ status: 'completed', output: 'first' });
+    lab.model.script({ text: 'second', usage });
+    expect((await resume(second, { limits: {} })).body).toMatchObject({ status: 'completed', output: 'second' });
+  });
+
   it('killed between reserving and settling: the unit is not lost, and not had twice', async () => {
     await agent('killed', { perDay: { modelCalls: 1 } });
     const held = gate();
