@@ -4,8 +4,8 @@ import { afterAll, beforeAll, describe, expect, it } from 'vitest';
 import { bearer, calling, callOf, type Lab } from '../server/lab.js';
 import { isObject, type JsonObject, listOf } from '../support/json-path.js';
 import type { Reply } from '../support/model-reply.js';
-import { type JsonAnswer } from '../support/server-process.js';
 import { toolResultsOf } from '../support/request-view.js';
+import { type JsonAnswer } from '../support/server-process.js';
 import { openStream } from '../support/sse-client.js';
 import { decideAll, startTrial } from './trial.js';
 
