@@ -93,6 +93,12 @@ describe('PUT /v1/agents/{name}', () => {
     });
   });
 
+  it('an answer that goes on with empty lines in a fence holds nobody up either', async () => {
+    expect((await put('lines', { model: 'openai-compatible/m', output: { type: 'object' } })).status).toBe(201);
+    lab.model.script({ text: `\`\`\`json${'\n'.repeat(20_000)}x` }, { text: `\`\`\`json\n{"a": 1}\n  \`\`\`\n` });
+    expect(await runToEnd(lab, { agent: 'lines' })).toMatchObject({ status: 'completed', output: { a: 1 } });
+  });
+
   it('R3 refuses two shims of one name, naming both positions; "as" gives the second its own', async () => {
     const twice = [{ use: 'reply-prefix' }, { use: 'reply-prefix' }];
     const answer = await put('twins', { model: 'openai-compatible/m', shims: twice });
