@@ -231,7 +231,9 @@ export class Runtime implements AgentRuntime {
     this.#runs.publishWritten(cancelled);
     if (isOver(cancelled.row)) scheduler.dequeue(runId);
     if (cancelled.tellWorker) await this.#stopWorker(runId);
-    return Object.assign(this.#change(runId, caller, this.#cancelSeen(cancelled)), { taken: true });
+    // Where nothing was written and nothing is being cancelled, the run's own end had come first.
+    const taken = cancelled.lines.length > 0 || cancelled.row.status === 'cancelling';
+    return Object.assign(this.#change(runId, caller, this.#cancelSeen(cancelled)), { taken });
   }
 
   /** The seq before the first event that a stream of a cancel shows: `run.cancelling`, also for one that comes second. */

@@ -25,6 +25,7 @@ beforeAll(async () => {
   lab = await startLab();
   await putAgent(lab, 'slow-end', { labConfig: { hold: ['onRunEnd'] } });
   await putAgent(lab, 'slow-start', { labConfig: { hold: ['onRunStart'] } });
+  await lab.server.json('PUT', '/v1/agents/quick', { model: 'scripted/demo' });
 });
 afterAll(async () => {
   await lab.close();
@@ -244,6 +245,21 @@ it('a cancel and the end of a run at once leave one end and an answer that is tr
     const ends = typesOf(await logOf(lab, body.id)).filter((type) => /^run\.(completed|failed|cancelled)$/.test(type));
     expect(ends).toEqual([`run.${String(run.status)}`]);
   }
+});
+
+it('C03 a cancel that came after the end is never answered as one that was taken', async () => {
+  const seen: string[] = [];
+  for (let round = 0; round < 15; round += 1) {
+    const one = async (delay: number): Promise<void> => {
+      const { body } = await startRun(lab, { agent: 'quick' });
+      await new Promise((resolve) => setTimeout(resolve, delay));
+      const answer = await cancel(body.id);
+      seen.push(`${answer.status} ${String(answer.body.status)}`);
+      await ended(lab, body.id);
+    };
+    await Promise.all(Array.from({ length: 20 }, async (_, delay) => one(delay)));
+  }
+  expect(seen.filter((answer) => answer === '202 completed')).toEqual([]);
 });
 
 describe('purge', () => {
