@@ -125,6 +125,14 @@ it.each([
   expect(answer.headers['content-type']).toBe('application/problem+json');
 });
 
+it('says what was wrong with a path or a body, and nothing else', async () => {
+  const { app } = await testApp();
+  const long = await app.inject(`/v1/runs/${'x'.repeat(8000)}`);
+  expect(long.json()).toMatchObject({ detail: 'A part of the path of the request is too long.' });
+  const key = await app.inject({ method: 'POST', url: '/v1/runs', headers: JSON_TYPE, payload: '{"__proto__":{}}' });
+  expect(key.json()).toMatchObject({ detail: 'The body is not valid JSON, or has a key "__proto__".' });
+});
+
 it('says nothing of what an unknown failure was, and logs all of it', async () => {
   const { app, runtime, logged } = await testApp();
   runtime.failure = new Error('SQLITE_IOERR at /secret/path');
@@ -240,4 +248,29 @@ it('lets a client of HTTP/1.0 do without Host, and one that expects 100-continue
     for await (const chunk of socket) chunks.push(chunk as Buffer);
     expect(Buffer.concat(chunks).toString().startsWith(begins)).toBe(true);
   }
+});
+
+it.each([
+  ['a body that is too large', 'Connection: close\r\n', 413, 'payload_too_large'],
+  ['one over a connection that is kept', '', 413, 'payload_too_large'],
+  ['a large body without a key', 'Authorization: Bearer none\r\nConnection: close\r\n', 401, 'unauthorized'],
+])('answers %s to a client that reads only after it has sent everything', async (_what, headers, status, code) => {
+  const { app } = await testApp({ MAX_BODY_BYTES: '100000', ...(status === 401 ? { API_KEYS: 'alice:key-a' } : {}) });
+  const { port, hostname } = new URL(await app.listen({ port: 0, host: '127.0.0.1' }));
+  const body = Buffer.alloc(32 * 1024 * 1024, 'x');
+  const socket = connect(Number(port), hostname).pause();
+  const head = `POST /v1/runs HTTP/1.1\r\nHost: a\r\n${headers}Content-Type: application/json\r\nContent-Length: ${body.length}\r\n\r\n`;
+  socket.write(head);
+  await new Promise<void>((resolve, reject) => {
+    socket.once('error', reject);
+    socket.write(body, () => {
+      resolve();
+    });
+  });
+  let answer = '';
+  for await (const chunk of socket) {
+    answer += String(chunk);
+    if (answer.includes(`"code":"${code}"`)) break;
+  }
+  expect(answer).toMatch(new RegExp(`^HTTP/1.1 ${status} `));
 });
