@@ -1,3 +1,4 @@
+import { isUtf8 } from 'node:buffer';
 import type { IncomingHttpHeaders } from 'node:http';
 import type { FastifyInstance } from 'fastify';
 import fp from 'fastify-plugin';
@@ -28,12 +29,17 @@ export const jsonBody = fp(
   async (app: FastifyInstance) => {
     const parse = app.getDefaultJsonParser('error', 'error');
     app.removeContentTypeParser(['application/json', 'text/plain']);
-    app.addContentTypeParser<string>('application/json', { parseAs: 'string' }, (request, text, done) => {
+    app.addContentTypeParser<Buffer>('application/json', { parseAs: 'buffer' }, (request, bytes, done) => {
       const unreadable = unreadableBody(request.headers);
       if (unreadable !== undefined) {
         done(new UnsupportedMediaTypeError({ detail: unreadable }));
         return;
       }
+      if (!isUtf8(bytes)) {
+        done(new MalformedRequestError({ detail: 'The body is not valid UTF-8.' }));
+        return;
+      }
+      const text = bytes.toString();
       if (text === '' && request.routeOptions.config.bodyOptional === true) {
         done(null, undefined);
         return;

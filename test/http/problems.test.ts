@@ -107,6 +107,17 @@ it.each([
     415,
     'unsupported_media_type',
   ],
+  [
+    'a body whose bytes are no UTF-8',
+    {
+      method: 'POST',
+      url: '/v1/runs',
+      headers: JSON_TYPE,
+      payload: Buffer.from('{"agent":"a","input":"\xe9"}', 'latin1'),
+    },
+    400,
+    'malformed_request',
+  ],
   ['no body', { method: 'POST', url: '/v1/runs' }, 422, 'validation_failed'],
   [
     'a body that is no object',
