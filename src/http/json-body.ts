@@ -52,6 +52,12 @@ export const jsonBody = fp(
         done(error, error === null && SURROGATE_ESCAPE.test(text) ? wellFormed(body as JsonValue) : body);
       });
     });
+    // Some clients name a type for a body that they do not send, e.g. of a form: that must not keep a run from being stopped.
+    app.addHook('onRequest', (request, _reply, done) => {
+      if (request.routeOptions.config.bodyOptional === true && isEmpty(request.headers))
+        delete request.headers['content-type'];
+      done();
+    });
     app.addHook('preValidation', (request, _reply, done) => {
       if (request.body === undefined && request.routeOptions.config.bodyOptional === true) request.body = {};
       done();
@@ -59,6 +65,10 @@ export const jsonBody = fp(
   },
   { name: 'json-body' },
 );
+
+function isEmpty(headers: IncomingHttpHeaders): boolean {
+  return headers['transfer-encoding'] === undefined && Number(headers['content-length'] ?? 0) === 0;
+}
 
 /** Why a body is not read as it was sent; guessing would give other text than was meant. */
 function unreadableBody(headers: IncomingHttpHeaders): string | undefined {

@@ -209,6 +209,19 @@ it.each([
   expect(answer.statusCode).toBe(202);
 });
 
+it.each(['application/x-www-form-urlencoded', 'text/plain', 'application/json'])(
+  'takes a cancel whose body is empty, although a type is named: %s',
+  async (type) => {
+    const { app, runtime } = await testApp();
+    const headers = { 'content-type': type, 'content-length': '0' };
+    await app.inject({ method: 'POST', url: '/v1/runs/run-1/cancel', headers });
+    await app.inject({ method: 'DELETE', url: '/v1/runs/run-1', headers: { 'content-type': type } });
+    expect(runtime.calls.map(([what]) => what)).toEqual(['cancelRun', 'cancelRun']);
+    const start = await app.inject({ method: 'POST', url: '/v1/runs', headers });
+    expect([400, 415]).toContain(start.statusCode);
+  },
+);
+
 it.each([
   ['no Host', 'GET /healthz HTTP/1.1\r\n\r\n', 400, 'malformed_request'],
   ['no Host and a key that is missing', 'GET /v1/runs HTTP/1.1\r\n\r\n', 400, 'malformed_request'],
