@@ -231,8 +231,9 @@ export class Runtime implements AgentRuntime {
     this.#runs.publishWritten(cancelled);
     if (isOver(cancelled.row)) scheduler.dequeue(runId);
     if (cancelled.tellWorker) await this.#stopWorker(runId);
-    // Where nothing was written and nothing is being cancelled, the run's own end had come first.
-    const taken = cancelled.lines.length > 0 || cancelled.row.status === 'cancelling';
+    // Where nothing was written and no cancel came before, the run's own end had come first.
+    const { status } = cancelled.row;
+    const taken = cancelled.lines.length > 0 || status === 'cancelling' || status === 'cancelled';
     return Object.assign(this.#change(runId, caller, this.#cancelSeen(cancelled)), { taken });
   }
 
