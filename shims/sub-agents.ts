@@ -1,4 +1,5 @@
 import {
+  cutText,
   DelegationLimitError,
   defineShim,
   defineTool,
@@ -173,7 +174,6 @@ function bounded(output: unknown, most: number, runId: string): unknown {
 /** Cuts between characters, and says so. */
 function cut(text: string, most: number, where = ''): string {
   if (text.length <= most) return text;
-  const splits = /[\ud800-\udbff]/.test(text.charAt(most - 1));
-  const kept = text.slice(0, splits ? most - 1 : most);
+  const kept = cutText(text, most);
   return `${kept}\n[cut: ${text.length - kept.length} of ${text.length} characters left out.${where}]`;
 }

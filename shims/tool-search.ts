@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto';
 import { RE2JS } from 're2js';
 import {
+  cutText,
   defineShim,
   defineTool,
   isInternalMessage,
@@ -219,6 +220,5 @@ function wordsOf(text: string): string[] {
 const MOST_SHOWN = 300;
 
 function shortened(description: string): string {
-  if (description.length <= MOST_SHOWN) return description;
-  return `${description.slice(0, MOST_SHOWN).replace(/[\ud800-\udbff]$/, '')}…`;
+  return description.length <= MOST_SHOWN ? description : `${cutText(description, MOST_SHOWN)}…`;
 }

@@ -12,7 +12,7 @@ export type { AgentTask, ModelDelta, ModelRequest, RunnerHooks, RunResult } from
 export { DelegationLimitError } from './agent/inheritance.js';
 export type { Decision, DecisionScope } from './agent/journal.js';
 export type { JsonValue } from './agent/json.js';
-export { NotJsonError } from './agent/json.js';
+export { cutText, NotJsonError } from './agent/json.js';
 export type { JsonSchema } from './agent/json-schema.js';
 export type {
   AssistantMessage,

@@ -2,7 +2,7 @@ import { createHash } from 'node:crypto';
 import { setImmediate as nextTick } from 'node:timers/promises';
 import type { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { RE2JS } from 're2js';
-import { defineTool, type JsonSchema, z } from 'shimline/shims';
+import { cutText, defineTool, type JsonSchema, z } from 'shimline/shims';
 import { usableSchema } from './schemas.js';
 import type { Secrets } from './secrets.js';
 
@@ -159,11 +159,5 @@ function nameOf(raw: unknown): string {
 }
 
 function shortened(text: string): string {
-  const clean = text.toWellFormed();
-  return clean.length <= MAX_DESCRIPTION
-    ? clean
-    : `${clean
-        .slice(0, MAX_DESCRIPTION - 1)
-        .toWellFormed()
-        .replace(/\uFFFD$/, '')}…`;
+  return text.length <= MAX_DESCRIPTION ? text.toWellFormed() : `${cutText(text, MAX_DESCRIPTION - 1)}…`;
 }

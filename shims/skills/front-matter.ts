@@ -1,3 +1,4 @@
+import { cutText } from 'shimline/shims';
 /** What a `SKILL.md` says of its skill. */
 export interface SkillHead {
   /** Undefined where it has none that can be used; the folder's name then is the skill's. */
@@ -111,7 +112,5 @@ function toolsOf(value: unknown): readonly string[] | undefined {
 
 /** The beginning of a text, at a whole character. */
 export function cut(text: string, length: number): string {
-  if (text.length <= length) return text;
-  const splits = /[\uD800-\uDBFF]/.test(text[length - 1] ?? '');
-  return `${text.slice(0, splits ? length - 1 : length)}…`;
+  return text.length <= length ? text : `${cutText(text, length)}…`;
 }
