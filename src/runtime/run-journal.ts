@@ -120,7 +120,9 @@ export class RunJournal implements Journal, WriteSource {
       if (entry.unhurried === true) this.#deps.writer.lazy(this);
       else this.#deps.writer.urgent(this);
     });
-    if (entry.checkpoint !== undefined && entry.checkpoint.busy !== true) this.onCheckpoint?.();
+    // Behind one that could wait the loop has gone on: to hand over there would cut what it does now.
+    if (entry.checkpoint !== undefined && entry.checkpoint.busy !== true && entry.unhurried !== true)
+      this.onCheckpoint?.();
   }
 
   write(): void {
