@@ -76,8 +76,6 @@ class EventStream {
       'content-type': 'text/event-stream; charset=utf-8',
       'cache-control': 'no-store, no-transform',
       'x-accel-buffering': 'no',
-      // A kept-alive socket would hold the server open at shutdown; a stream's socket serves nothing after it anyway.
-      connection: 'close',
     });
     // Subscribed first, read second: an event can come twice this way, never not at all, and the cursor drops the repeat.
     this.#unwatch = eventLog.watch(options.runId, { onBatch: this.#onBatch, onFault: this.#onFault });

@@ -1,3 +1,6 @@
+import { once } from 'node:events';
+import { Agent, request as httpRequest } from 'node:http';
+import { setTimeout } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
 import { within } from '../support/wait.js';
@@ -161,6 +164,39 @@ describe('SIGTERM', () => {
     await stream.collect({ until: ({ event }) => event === 'run.waiting' });
     expect(await within(lab.server.term(), 5_000, 'the end')).toBe(0);
     expect(await stream.ended).toEqual({ how: 'end' });
+  });
+
+  it('does not wait for kept connections, whether idle, with a stream, with a wait or with half a request', async () => {
+    await lab.server.restart({ env: { SHUTDOWN_GRACE_MS: '0' } });
+    const agents = Array.from({ length: 4 }, () => new Agent({ keepAlive: true, maxSockets: 1 }));
+    const [idle, streaming, waiting, sending] = agents as [Agent, Agent, Agent, Agent];
+    const sockets: unknown[] = [];
+    idle.on('free', (socket) => sockets.push(socket));
+    lab.model.script({ text: 'a' }, { text: 'b' }, { text: 'c', gate: never, gateAt: 'start' });
+    for (const input of ['first', 'second']) {
+      const over = await follow(lab, '/v1/runs', { agent: idle, body: { agent: 'chat', input } });
+      expect([(await over.ended).how, over.headers.connection]).toEqual(['end', 'keep-alive']);
+    }
+    expect(sockets[0]).toBe(sockets[1]);
+    const open = await follow(lab, '/v1/runs', { agent: streaming, body: { agent: 'chat', input: 'third' } });
+    await open.collect({ until: ({ event }) => event === 'model.started' });
+    const id = (open.events[0]!.json as { runId: string }).runId;
+    const wait = follow(lab, `/v1/runs/${id}`, { agent: waiting, headers: { accept: '*/*', ...WAIT } });
+    const body = JSON.stringify({ agent: 'chat', input: 'late' });
+    const headers = { 'content-type': 'application/json', 'content-length': body.length };
+    const half = httpRequest(`${lab.server.url}/v1/runs`, { method: 'POST', agent: sending, headers });
+    half.write(body.slice(0, 10));
+    await lab.model.waitForRequest(3);
+    await setTimeout(100);
+    const over = lab.server.term();
+    await open.ended;
+    await setTimeout(100);
+    half.end(body.slice(10));
+    expect((await once(half, 'response'))[0]).toMatchObject({ statusCode: 503 });
+    expect(await within(over, 5_000, 'the end')).toBe(0);
+    expect(await open.ended).toEqual({ how: 'end' });
+    expect((await wait).status).toBe(200);
+    for (const agent of agents) agent.destroy();
   });
 });
 

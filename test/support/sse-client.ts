@@ -1,4 +1,4 @@
-import { request as httpRequest, type IncomingHttpHeaders, type IncomingMessage } from 'node:http';
+import { type Agent, request as httpRequest, type IncomingHttpHeaders, type IncomingMessage } from 'node:http';
 import { type SseEvent, SseParser } from './sse-parser.js';
 import { within } from './wait.js';
 
@@ -8,6 +8,8 @@ export interface OpenOptions {
   readonly method?: string;
   /** A string is sent as it is, anything else as JSON. */
   readonly body?: unknown;
+  /** Where connections are kept; without one the stream has a connection of its own, which ends with it. */
+  readonly agent?: Agent;
 }
 
 export interface StreamEnd {
@@ -17,7 +19,7 @@ export interface StreamEnd {
 }
 
 /**
- * Opens a stream on a socket of its own. Resolves with the headers, whatever the status is.
+ * Opens a stream. Resolves with the headers, whatever the status is.
  * @param url of the stream, or of the request that answers with one
  */
 export async function openStream(url: string, options: OpenOptions = {}): Promise<SseStream> {
@@ -32,7 +34,7 @@ export async function openStream(url: string, options: OpenOptions = {}): Promis
   };
   const method = options.method ?? (text === undefined ? 'GET' : 'POST');
   return new Promise((resolve, reject) => {
-    const request = httpRequest(url, { method, headers, agent: false });
+    const request = httpRequest(url, { method, headers, agent: options.agent ?? false });
     request.once('response', (response) => {
       resolve(new SseStream(response));
     });
