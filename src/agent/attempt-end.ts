@@ -1,7 +1,7 @@
 import type { Attempt, Frame } from './attempt.js';
 import type { RunResult } from './hooks.js';
 import { placeOf } from './inheritance.js';
-import { type AttemptEnd, CancelledFirstError, copyPosition } from './journal.js';
+import { type AttemptEnd, CancelledFirstError, copyPosition, type Position } from './journal.js';
 import { deepFreeze } from './json.js';
 import { type HistoryItem, isEphemeral, withoutInternalInJson } from './messages.js';
 import { type Outcome, outcomeOfError } from './outcome.js';
@@ -16,15 +16,20 @@ import {
   type ShimError,
 } from './run-errors.js';
 
-/** Decides how the attempt ends, before the clean-up: from here on a cancel changes nothing (R68). */
+/**
+ * Decides how the attempt ends, before the clean-up: from here on a cancel changes nothing (R68). Where nothing is to be cleaned up
+ * the end itself, which comes at once, decides it: that is a commit less.
+ */
 export async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcome> {
   const { position, savedPosition } = attempt;
   if (position.settled !== undefined) return outcome;
   try {
     switch (outcome.kind) {
       case 'completed':
-        position.settled = { status: 'completed', output: outcome.output, finishReason: outcome.finishReason };
-        await attempt.checkpoint({ turnEnd: true, settles: true });
+        if (attempt.cleansUp) {
+          position.settled = { status: 'completed', output: outcome.output, finishReason: outcome.finishReason };
+          await attempt.checkpoint({ turnEnd: true, settles: true });
+        }
         attempt.onSettled();
         return outcome;
       case 'failed':
@@ -47,16 +52,24 @@ export async function settle(attempt: Attempt, outcome: Outcome): Promise<Outcom
   } catch (error) {
     delete position.settled;
     delete attempt.position.settled;
-    // What was shown is kept, although the answer came too late to be one.
-    if (outcome.kind === 'completed') attempt.partialText = shownText(outcome.output);
-    if (error instanceof CancelledFirstError) {
-      attempt.savedPosition = savedPosition;
-      attempt.working.takeBack();
-    }
-    const stopped = outcomeOfError(attempt, error);
-    await closeStopped(attempt, stopped);
-    return stopped;
+    if (error instanceof CancelledFirstError) takeBack(attempt, savedPosition);
+    return stop(attempt, outcome, error);
   }
+}
+
+/** The last checkpoint was refused: what it held is not saved. */
+function takeBack(attempt: Attempt, savedPosition: Position): void {
+  attempt.savedPosition = savedPosition;
+  attempt.working.takeBack();
+}
+
+/** The attempt ends as stopped instead of as `outcome`. */
+async function stop(attempt: Attempt, outcome: Outcome, error: unknown): Promise<Outcome> {
+  // What was shown is kept, although the answer came too late to be one.
+  if (outcome.kind === 'completed') attempt.partialText = shownText(outcome.output);
+  const stopped = outcomeOfError(attempt, error);
+  await closeStopped(attempt, stopped);
+  return stopped;
 }
 
 /** What the turn had raised goes back with its state; the place in the loop is again that of the last checkpoint. */
@@ -154,13 +167,13 @@ export async function end(
   opened: readonly Frame[],
 ): Promise<AttemptEnd | undefined> {
   let written: AttemptEnd | undefined;
+  const { savedPosition } = attempt;
   try {
     written = await writeEnd(attempt, outcome);
   } catch (error) {
     if (error instanceof CancelledFirstError) {
-      const stopped = outcomeOfError(attempt, error);
-      await closeStopped(attempt, stopped);
-      written = await writeEnd(attempt, stopped);
+      takeBack(attempt, savedPosition);
+      written = await writeEnd(attempt, await stop(attempt, outcome, error));
     } else if (!(error instanceof HandedOverError)) throw error;
   } finally {
     attempt.ended = true;
@@ -183,6 +196,7 @@ async function writeEnd(attempt: Attempt, outcome: Outcome): Promise<AttemptEnd 
   const { working, position } = attempt;
   if (outcome.kind === 'handedOver') return undefined;
   const endOf = attemptEnd(attempt, outcome);
+  const settles = outcome.kind === 'completed' && position.settled === undefined;
   if (outcome.kind !== 'waiting') {
     working.stripEphemeral();
     attempt.position.deferred = attempt.position.deferred.filter(({ item }) => !isEphemeral(item as HistoryItem));
@@ -193,7 +207,7 @@ async function writeEnd(attempt: Attempt, outcome: Outcome): Promise<AttemptEnd 
   const { type, fields } = endingEvent(attempt, endOf);
   await attempt.commit({
     events: [{ type, ...fields } as never],
-    checkpoint: attempt.takeCheckpoint({ calls: attempt.calls }),
+    checkpoint: attempt.takeCheckpoint({ calls: attempt.calls, turnEnd: settles }),
     end: endOf,
     usage: attempt.usage,
   });

@@ -201,6 +201,16 @@ export class Attempt implements AttemptPort, SessionHost {
     return this.working.turnCount === 0 || this.core === undefined ? undefined : this.working.turnCount;
   }
 
+  /** Whether something comes between the answer and the end: a session's clean-up, or children that are still at work. */
+  get cleansUp(): boolean {
+    return (
+      this.position.agents.length > 1 ||
+      this.frame === undefined ||
+      this.frame.shims.active('onRunEnd').length > 0 ||
+      this.#children.size > 0
+    );
+  }
+
   event(event: EventInput): void {
     if (event.type === 'shim.failed')
       this.log.warn({ runId: this.runId, agent: this.agent, error: event.error }, 'a shim failed and was skipped');
