@@ -84,9 +84,9 @@ export class Recovery {
   }
 
   /** Ends the children that a run which is over has left behind: nothing goes on without an owner. */
-  endOrphans(parent: RunRow): void {
-    if (this.#deps.store.unfinishedChildren(parent.id) === 0) return;
-    for (const child of this.#deps.store.descendants(parent.id)) {
+  endOrphans(runId: string): void {
+    if (this.#deps.store.unfinishedChildren(runId) === 0) return;
+    for (const child of this.#deps.store.descendants(runId)) {
       if (!TERMINAL_STATUSES.has(child.status)) this.#own(child.id, async () => this.#deps.cancel(child));
     }
   }
@@ -129,7 +129,7 @@ export class Recovery {
         return;
       case 'cancelling':
         this.#publish(await writer.run(() => changes.endCancelled(row, false), { patient: true }));
-        this.endOrphans(row);
+        this.endOrphans(row.id);
         return;
       case 'running':
         await this.#deps.recover(row.id, 'outside');

@@ -201,7 +201,7 @@ export function ownerOf(caller: Caller): string {
   return caller.key ?? '';
 }
 
-export function isOver(row: RunRow): boolean {
+export function isOver(row: Pick<RunRow, 'status'>): boolean {
   return TERMINAL_STATUSES.has(row.status);
 }
 

@@ -1,4 +1,6 @@
+import type { AgentInstance } from '../agent/attempt.js';
 import type { NamedShim } from '../agent/bound-shims.js';
+import type { EventInput } from '../agent/events.js';
 import { firstPosition } from '../agent/journal.js';
 import { newState } from '../agent/memory-journal.js';
 import type { HistoryItem } from '../agent/messages.js';
@@ -8,7 +10,7 @@ import type { Logger } from '../agent/tools.js';
 import { DrainingError, IdempotencyMismatchError, QueueFullError, ValidationError } from '../errors.js';
 import type { StoredAgent } from '../store/agent-store.js';
 import type { RunRow } from '../store/run-rows.js';
-import type { RunStore } from '../store/run-store.js';
+import { FIRST_EPOCH, type RunStore } from '../store/run-store.js';
 import type { Writer } from '../store/writer.js';
 import { checkTemplateValues } from './agent-check.js';
 import type { AgentRegistry } from './agent-registry.js';
@@ -58,7 +60,7 @@ export class Runtime implements AgentRuntime {
     this.#runs = new TakeUp({
       ...deps,
       isDraining: () => this.#draining,
-      endOrphans: (parent) => this.#recovery?.endOrphans(parent),
+      endOrphans: (runId) => this.#recovery?.endOrphans(runId),
     });
     deps.scheduler.connect({
       claim: async (runId) => this.#runs.claimQueued(runId),
@@ -100,9 +102,13 @@ export class Runtime implements AgentRuntime {
       this.#assertRoom(hasSlot);
       const made = await writer.run(() => {
         const found = request.idempotencyKey === undefined ? undefined : store.findByKey(owner, request.idempotencyKey);
-        if (found !== undefined) return { found, lines: [], claimed: undefined };
+        if (found !== undefined) return { found, lines: [], row: undefined };
         const nowMs = now();
-        const lines = [eventLine({ type: 'run.created', agent: request.agent }, { id, attempt: 1 }, nowMs)];
+        const first: EventInput[] = [
+          { type: 'run.created', agent: request.agent },
+          ...(hasSlot ? [{ type: 'run.started' } as const] : []),
+        ];
+        const lines = first.map((event) => eventLine(event, { id, attempt: 1 }, nowMs));
         const n = store.create({
           id,
           owner,
@@ -119,28 +125,23 @@ export class Runtime implements AgentRuntime {
             request.idempotencyKey === undefined
               ? undefined
               : { key: request.idempotencyKey, bodyHash: this.#bodyHash(request) },
+          running: hasSlot,
         });
         store.putDoc(n, 'shims', shimHashes(instance.shims));
-        return { found: undefined, lines, claimed: hasSlot ? this.#runs.claim(id) : undefined };
+        return { found: undefined, lines, row: hasSlot ? store.find(id) : undefined };
       });
       if (made.found !== undefined) {
         if (hasSlot) scheduler.release();
         return this.#replay(made.found, owner, request);
       }
       this.#runs.publish(id, 1, made.lines);
-      if (made.claimed === undefined) scheduler.enqueue(id);
+      if (made.row === undefined) scheduler.enqueue(id);
       else {
         const saved = newState(request.agent, instance.descriptor.instructions, items);
         const resolver = this.#deps.agents.resolver({ agent: request.agent, version: stored.version }, doc);
-        this.#runs.publishWritten(made.claimed.written);
-        scheduler.drive(
-          this.#runs.startOf(made.claimed, {
-            saved,
-            request: doc,
-            agent: (name) => (name === request.agent ? instance : resolver(name)),
-          }),
-          'reserved',
-        );
+        const agent = (name: string): AgentInstance => (name === request.agent ? instance : resolver(name));
+        const owned = { row: made.row, epoch: FIRST_EPOCH };
+        scheduler.drive(this.#runs.startOf(owned, { saved, request: doc, agent }), 'reserved');
       }
       return Object.assign(this.#change(id, caller, 0), { replayed: false });
     } catch (error) {
@@ -359,11 +360,11 @@ export class Runtime implements AgentRuntime {
 
   async #afterAttempt(runId: string, epoch: number): Promise<void> {
     // Patient, since what follows an attempt must follow it also where the storage fails just now.
-    const row = await this.#deps.writer.run(() => this.#deps.store.find(runId), { patient: true });
-    if (row?.status === 'waiting') this.#deps.expiries.watch(row.id);
+    const row = await this.#deps.writer.read(() => this.#deps.store.standing(runId));
+    if (row?.status === 'waiting') this.#deps.expiries.watch(runId);
     if (row === undefined) return;
     if (isOver(row)) this.#runs.forget(runId);
-    if (isOver(row)) this.#recovery?.endOrphans(row);
+    if (isOver(row)) this.#recovery?.endOrphans(runId);
     else if ((!this.#draining || row.status === 'cancelling') && row.epoch === epoch)
       await this.#runs.endUnowned(runId, 'The attempt broke off, and its end could not be written.', epoch);
   }

@@ -33,7 +33,7 @@ export interface TakeUpDeps {
   readonly log: Logger;
   readonly now: () => number;
   readonly isDraining: () => boolean;
-  readonly endOrphans: (parent: RunRow) => void;
+  readonly endOrphans: (runId: string) => void;
 }
 
 /** How a run gets an owner: queued ones are claimed, those of a dead process recovered; and how one ends that nobody owns. */
@@ -52,7 +52,7 @@ export class TakeUp {
   }
 
   /** Makes a queued run a running one: inside a transaction. */
-  claim(runId: string): Claimed | undefined {
+  #claim(runId: string): Claimed | undefined {
     const { store, now } = this.#deps;
     const row = store.find(runId);
     if (row?.status !== 'queued') return undefined;
@@ -73,7 +73,7 @@ export class TakeUp {
 
   /** Claims a queued run and reads what its attempt begins with, in one transaction: a store that fails has then claimed nothing. */
   claimLoaded(runId: string): { readonly written: Written; readonly start: AttemptStart } | undefined {
-    const claimed = this.claim(runId);
+    const claimed = this.#claim(runId);
     if (claimed === undefined) return undefined;
     return { written: claimed.written, start: this.#startLoaded(claimed) };
   }
@@ -122,7 +122,7 @@ export class TakeUp {
     );
     if (written === undefined) return;
     this.publishWritten(written);
-    this.#deps.endOrphans(written.row);
+    this.#deps.endOrphans(written.row.id);
   }
 
   startOf(
@@ -172,7 +172,7 @@ export class TakeUp {
     });
     if (taken === undefined) return;
     this.publishWritten(taken.written);
-    if (taken.start === undefined) this.#deps.endOrphans(taken.row);
+    if (taken.start === undefined) this.#deps.endOrphans(taken.row.id);
     else scheduler.drive(taken.start, slot);
   }
 

@@ -14,13 +14,16 @@ import { type RequestDoc, RequestDocSchema, type RunRow, RunRowSchema } from './
 
 /** A status change that the present status does not allow: somebody else came first. */
 class TransitionRefusedError extends Error {
-  readonly row: RunRow;
-  constructor(row: RunRow, to: RunStatus) {
+  readonly row: Pick<RunRow, 'id' | 'status'>;
+  constructor(row: Pick<RunRow, 'id' | 'status'>, to: RunStatus) {
     super(`Run ${row.id} is ${row.status} and cannot become ${to}.`);
     this.name = 'TransitionRefusedError';
     this.row = row;
   }
 }
+
+/** The epoch of a run that is running from the start. */
+export const FIRST_EPOCH = 1;
 
 /** When a run ended, and which one it was: ends in one millisecond have an order too. */
 export interface RunEnd {
@@ -44,6 +47,8 @@ export interface NewRun {
   readonly parent?: { readonly runId: string; readonly toolCallId: string; readonly depth: number } | undefined;
   readonly forkedFrom?: { readonly run: RunRow; readonly checkpoint: CheckpointRow } | undefined;
   readonly idempotency?: { readonly key: string; readonly bodyHash: string } | undefined;
+  /** Its first attempt begins at once: it is running from the start, with the lease of epoch 1. */
+  readonly running?: boolean | undefined;
 }
 
 /**
@@ -74,9 +79,10 @@ export class RunStore extends ConversationStore {
   create(run: NewRun): number {
     const { nowMs, position, forkedFrom, parent } = run;
     const insert = this.sql(
-      `INSERT INTO runs (id, owner, agent, agent_version, status, last_seq, history_length, usage, created_at, updated_at, turn_count, parent, parent_call, depth, forked_from, forked_turn)
-       VALUES (?, ?, ?, ?, 'queued', ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
+      `INSERT INTO runs (id, owner, agent, agent_version, status, epoch, crashes, started_at, last_seq, history_length, usage, created_at, updated_at, turn_count, parent, parent_call, depth, forked_from, forked_turn)
+       VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, ?, ?, ?, ?, ?, ?)`,
     );
+    const running = run.running === true;
     const turnCount = forkedFrom?.checkpoint.turn_count ?? 0;
     const n = Number(
       insert.run(
@@ -84,6 +90,10 @@ export class RunStore extends ConversationStore {
         run.owner,
         run.agent,
         run.agentVersion,
+        running ? 'running' : 'queued',
+        running ? FIRST_EPOCH : 0,
+        running ? 1 : 0,
+        running ? nowMs : null,
         run.lines.length,
         JSON.stringify(run.usage),
         nowMs,
@@ -112,7 +122,7 @@ export class RunStore extends ConversationStore {
     this.insertEvents(n, 1, run.lines);
     this.append(n, 0, run.items);
     this.putPosition(n, position);
-    this.putCheckpoint(n, { seq: run.lines.length, turnEnd: false, nowMs, position });
+    this.putCheckpoint(n, { seq: 1, turnEnd: false, nowMs, position });
     return n;
   }
 
@@ -247,14 +257,20 @@ export class RunStore extends ConversationStore {
    * Changes a run's status if its present one allows it. Every change raises `version`.
    * @throws TransitionRefusedError
    */
-  transition(n: number, to: RunStatus, nowMs: number): RunRow {
-    const row = RunRowSchema.parse(this.sql('SELECT * FROM runs WHERE n = ?').get(n));
+  transition(n: number, to: RunStatus, nowMs: number): void {
+    const row = this.sql('SELECT id, status FROM runs WHERE n = ?').get(n) as Pick<RunRow, 'id' | 'status'>;
     if (!RUN_TRANSITIONS[row.status].includes(to)) throw new TransitionRefusedError(row, to);
     const ended = to === 'completed' || to === 'failed' || to === 'cancelled';
     this.sql(
       'UPDATE runs SET status = ?, version = version + 1, updated_at = ?, finished_at = ?, settled = CASE WHEN ? THEN 0 ELSE settled END WHERE n = ? AND status = ?',
     ).run(to, nowMs, ended ? nowMs : null, ended || to === 'waiting' || to === 'queued' ? 1 : 0, n, row.status);
-    return row;
+  }
+
+  /** How a run stands; undefined when it is gone. */
+  standing(id: string): Pick<RunRow, 'id' | 'status' | 'epoch'> | undefined {
+    return this.sql('SELECT id, status, epoch FROM runs WHERE id = ?').get(id) as
+      | Pick<RunRow, 'id' | 'status' | 'epoch'>
+      | undefined;
   }
 
   /** Whether a run has ended, or is gone. */

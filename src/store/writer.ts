@@ -1,4 +1,4 @@
-import type { Database } from 'better-sqlite3';
+import type { Database, Statement } from 'better-sqlite3';
 import { StorageUnavailableError } from '../errors.js';
 import { isStorageFault } from './database.js';
 
@@ -30,6 +30,8 @@ const LONGEST_PAUSE_MS = 1000;
  */
 export class Writer {
   readonly #database: Database;
+  readonly #begin: Statement;
+  readonly #commit: Statement;
   readonly #onError: (error: unknown) => void;
   #due = new Set<WriteSource>();
   #lazy = new Set<WriteSource>();
@@ -46,6 +48,8 @@ export class Writer {
   /** @param onError told of what is nobody's: a source that throws when it hears of its commit */
   constructor(database: Database, onError: (error: unknown) => void) {
     this.#database = database;
+    this.#begin = database.prepare('BEGIN IMMEDIATE');
+    this.#commit = database.prepare('COMMIT');
     this.#onError = onError;
   }
 
@@ -90,6 +94,16 @@ export class Writer {
         failed: reject,
       });
     });
+  }
+
+  /** Reads what is committed: now, or where the storage fails just now with the first group that it takes. @throws whatever the operation throws */
+  async read<T>(operation: () => T): Promise<T> {
+    try {
+      return operation();
+    } catch (error) {
+      if (!isStorageFault(error)) throw error;
+      return this.run(operation, { patient: true });
+    }
   }
 
   /** Writes what is due, now. */
@@ -155,10 +169,10 @@ export class Writer {
   }
 
   #transaction(group: readonly WriteSource[]): void {
-    this.#database.exec('BEGIN IMMEDIATE');
+    this.#begin.run();
     try {
       for (const source of group) source.write();
-      this.#database.exec('COMMIT');
+      this.#commit.run();
     } catch (error) {
       this.#rollBack();
       throw error;

@@ -189,6 +189,7 @@ function askStore(store: RunStore): void {
   if (row === undefined) throw new Error('the run is not there');
   store.create(newRun('fork', { forkedFrom: { run: row, checkpoint: last } }));
   store.isOver('run');
+  store.standing('run');
   store.isCancelling(n);
   store.releaseLease(n, epoch);
   store.acquit(n, 1);
