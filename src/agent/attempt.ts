@@ -1,5 +1,6 @@
 import { onAbort } from './abort.js';
 import { type BoundShims, GRACE_MS, type NamedShim, type SessionHost } from './bound-shims.js';
+import { Children } from './children.js';
 import { type Clock, within } from './clock.js';
 import type { AgentDescriptor } from './descriptor.js';
 import { type Digest, EffectRecorder } from './effects.js';
@@ -20,7 +21,7 @@ import { addUsage, type ModelSource, type Usage } from './model.js';
 import { callModel, type ModelCallOptions } from './model-call.js';
 import { type RetryOptions, withRetries } from './retries.js';
 import type { InFlight, RunLimits, UnknownToolCall } from './run.js';
-import { HandedOverError, messageOf, RunCancelledError, type RunErrorData, runErrorData } from './run-errors.js';
+import { HandedOverError, messageOf, type RunErrorData, runErrorData } from './run-errors.js';
 import { WorkingState } from './run-state.js';
 import type { AttemptPort, ShimModelRequest, SpawnRequest, SpawnResult } from './scope.js';
 import { TransientState } from './state-map.js';
@@ -143,14 +144,13 @@ export class Attempt implements AttemptPort, SessionHost {
   #quiet = false;
   #endWritten = false;
   readonly watchers = new Watchers(this);
-  /** Children at work, with the call that each one works for. */
-  readonly #children = new Map<Promise<unknown>, string>();
-  #childrenStop = new AbortController();
+  readonly children: Children;
 
   constructor(input: AttemptInput, deps: LoopDeps, onSettled: () => void) {
     this.input = input;
     this.deps = deps;
     this.onSettled = onSettled;
+    this.children = new Children(input.signal);
     this.working = new WorkingState(input.saved);
     this.effects = new EffectRecorder(this.working, deps.digest);
     this.position = copyPosition(input.saved.position);
@@ -207,7 +207,7 @@ export class Attempt implements AttemptPort, SessionHost {
       this.position.agents.length > 1 ||
       this.frame === undefined ||
       this.frame.shims.active('onRunEnd').length > 0 ||
-      this.#children.size > 0
+      this.children.atWork
     );
   }
 
@@ -395,20 +395,16 @@ export class Attempt implements AttemptPort, SessionHost {
     if (frame === undefined || this.ended) throw new Error('No agent is running.');
     const stop = AbortSignal.any([
       signal,
-      this.#childrenStop.signal,
+      this.children.stop,
       ...(request.signal === undefined ? [] : [request.signal]),
     ]);
     stop.throwIfAborted();
-    const child = this.#spawn(frame, request, stop);
-    this.#children.set(child, request.toolCallId);
     try {
-      return await child;
+      return await this.children.during(request.toolCallId, this.#spawn(frame, request, stop));
     } catch (error) {
       // The next start goes on with the child: whoever waits for it here gets no answer that could be taken for a result.
       if (error instanceof HandedOverError) return await new Promise<never>(() => undefined);
       throw error;
-    } finally {
-      this.#children.delete(child);
     }
   }
 
@@ -452,29 +448,5 @@ export class Attempt implements AttemptPort, SessionHost {
     } finally {
       unwatch();
     }
-  }
-
-  /** Stops the children that nobody waits for any more, and waits until they are over: their clean-up comes before this run's (R99). */
-  async endChildren(): Promise<void> {
-    if (this.#children.size === 0) return;
-    const stop = this.#childrenStop;
-    this.#childrenStop = new AbortController();
-    stop.abort(this.signal.aborted ? this.signal.reason : new RunCancelledError());
-    await Promise.allSettled(this.#children.keys());
-  }
-
-  /** The signal by which one tool call is given up: that of the attempt, but not before the children that work for the call are over. */
-  stopOf(toolCallId: string): { readonly signal: AbortSignal; release(): void } {
-    const { signal } = this;
-    const controller = new AbortController();
-    const release = onAbort(signal, () => {
-      const mine = [...this.#children].flatMap(([child, call]) => (call.startsWith(toolCallId) ? [child] : []));
-      const stop = (): void => {
-        controller.abort(signal.reason);
-      };
-      if (mine.length === 0) stop();
-      else Promise.allSettled(mine).then(stop, stop);
-    });
-    return { signal: controller.signal, release };
   }
 }

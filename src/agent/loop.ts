@@ -103,9 +103,9 @@ async function runFrame(attempt: Attempt, depth: number, opened: Frame[]): Promi
   if (attempt.position.agents.length === depth + 1) outcome = await settle(attempt, outcome);
   if (frame === undefined) return outcome;
   attempt.frame = frame;
-  await attempt.endChildren();
+  await attempt.children.end();
   const cleaned = await cleanUp(attempt, frame, outcome, depth);
-  await attempt.endChildren();
+  await attempt.children.end();
   return cleaned;
 }
 

@@ -78,7 +78,7 @@ export async function runToolCall(
     arguments: deepFreeze(record.arguments),
   });
   await attempt.observe(frame, (hooks, task) => hooks.onToolStart?.(task, call));
-  const stop = attempt.stopOf(record.toolCallId);
+  const stop = attempt.children.stopOf(record.toolCallId);
   const running: RunningCall = { attempt, frame, tool, record, stop: stop.signal };
   let outcome: ToolOutcome;
   try {

@@ -1,5 +1,6 @@
 import type { FastifyReply, FastifyRequest } from 'fastify';
-import { type EventBatch, type EventLog, endsAfter, typeOfLine } from '../runtime/event-log.js';
+import { type EventBatch, lastTypeOf } from '../agent/event-frames.js';
+import { type EventLog, endsAfter } from '../runtime/event-log.js';
 
 export interface StreamOptions {
   readonly runId: string;
@@ -18,7 +19,7 @@ const HEARTBEAT_MS = 15_000;
 const SWEEP_MS = 1000;
 /** What a reader that does not read may miss before it is dropped; it can come back with its cursor. */
 const MAX_BACKLOG_CHARS = 1_048_576;
-/** What is written at once at most, so that a socket that takes nothing holds no more than this. */
+/** What is written at once at most of what comes live, so that a socket that takes nothing holds no more than this. */
 const MAX_WRITE_CHARS = 262_144;
 /** How long a reader may take nothing while more than the backlog waits for it. */
 const PATIENCE_MS = 5000;
@@ -105,12 +106,14 @@ class EventStream {
   readonly #onBatch = (batch: EventBatch): void => {
     if (this.#over) return;
     if (this.#blockedSince !== undefined) {
-      this.#backlog += sizeOf(batch);
+      this.#backlog += batch.frames.length;
       if (this.#backlog > MAX_BACKLOG_CHARS) this.#drop();
       return;
     }
-    if (batch.firstSeq === this.#cursor + 1) this.#send(batch);
-    else if (batch.firstSeq + batch.lines.length - 1 > this.#cursor) this.#catchUp();
+    // What is too big for one write is read from the log, page by page as the socket takes it.
+    if (batch.firstSeq === this.#cursor + 1 && batch.frames.length <= MAX_WRITE_CHARS)
+      this.#send(batch, lastTypeOf(batch.frames));
+    else if (batch.lastSeq > this.#cursor) this.#catchUp();
   };
 
   readonly #onDrain = (): void => {
@@ -131,44 +134,27 @@ class EventStream {
   /** Reads the log from the cursor until it is at its end or the socket has enough. */
   #catchUp(): void {
     while (!this.#over && this.#blockedSince === undefined) {
-      const lines = this.#eventLog.readLines(this.#options.runId, this.#cursor);
-      const [first] = lines;
-      if (first === undefined) return;
+      const page = this.#eventLog.page(this.#options.runId, this.#cursor);
+      if (page === undefined) return;
       // What it was about to read has been pruned meanwhile: it comes back with its cursor and is told so.
-      if (!first.startsWith(`{"seq":${this.#cursor + 1},`)) this.#drop();
-      else this.#send({ firstSeq: this.#cursor + 1, lines });
+      if (page.firstSeq !== this.#cursor + 1) this.#drop();
+      else this.#send(page, page.lastType);
     }
   }
 
-  #send(batch: EventBatch): void {
-    const { text, count, ended } = framesOf(batch, this.#options.endsAt);
-    if (text.length > MAX_WRITE_CHARS && batch.lines.length > 1) {
-      this.#sendPieces(batch);
-      return;
-    }
-    this.#cursor += count;
-    this.#write(text);
+  /** An event that ends an attempt is the last of its batch and of its page. */
+  #send({ frames, lastSeq }: { readonly frames: string | Buffer; readonly lastSeq: number }, lastType: string): void {
+    this.#cursor = lastSeq;
+    this.#write(frames);
+    const { runId, endsAt } = this.#options;
     // An earlier attempt's end is in the middle of the log: the run is over only where nothing follows.
-    if (
-      ended &&
-      (this.#options.endsAt === 'attempt' || this.#eventLog.readLines(this.#options.runId, this.#cursor).length === 0)
-    )
+    if (endsAfter(lastType, endsAt) && (endsAt === 'attempt' || this.#eventLog.page(runId, this.#cursor) === undefined))
       this.finish();
   }
 
-  /** A batch that is too big for one write goes in pieces, each after the socket has taken the one before. */
-  #sendPieces(batch: EventBatch): void {
-    const half = Math.ceil(batch.lines.length / 2);
-    this.#send({ firstSeq: batch.firstSeq, lines: batch.lines.slice(0, half) });
-    if (this.#over) return;
-    const rest = { firstSeq: batch.firstSeq + half, lines: batch.lines.slice(half) };
-    if (this.#blockedSince === undefined) this.#send(rest);
-    else this.#backlog += sizeOf(rest);
-  }
-
-  #write(text: string): void {
+  #write(frames: string | Buffer): void {
     this.#lastWriteMs = Date.now();
-    if (!this.#raw.write(text)) this.#blockedSince ??= Date.now();
+    if (!this.#raw.write(frames)) this.#blockedSince ??= Date.now();
   }
 
   /** Once a second: a heartbeat where nothing was written, an end to a socket that takes nothing. */
@@ -205,42 +191,4 @@ class EventStream {
 function sweepStreams(): void {
   const nowMs = Date.now();
   for (const stream of [...open]) stream.tick(nowMs);
-}
-
-interface Frames {
-  readonly text: string;
-  readonly count: number;
-  readonly ended: boolean;
-}
-
-/** Frames are made once per batch, whoever and how many read it. */
-const framed = { attempt: new WeakMap<EventBatch, Frames>(), run: new WeakMap<EventBatch, Frames>() };
-
-function framesOf(batch: EventBatch, endsAt: 'attempt' | 'run'): Frames {
-  const known = framed[endsAt].get(batch);
-  if (known !== undefined) return known;
-  let text = '';
-  let count = 0;
-  let ended = false;
-  for (const line of batch.lines) {
-    const type = typeOfLine(line);
-    // JSON text has no raw line break, so a line of data is a line of JSON whatever the model wrote into it.
-    text += `id: ${batch.firstSeq + count}\nevent: ${type}\ndata: ${line}\n\n`;
-    count += 1;
-    ended = endsAfter(type, endsAt);
-    if (ended && endsAt === 'attempt') break;
-  }
-  const frames = { text, count, ended };
-  framed[endsAt].set(batch, frames);
-  return frames;
-}
-
-const sizes = new WeakMap<EventBatch, number>();
-
-function sizeOf(batch: EventBatch): number {
-  const known = sizes.get(batch);
-  if (known !== undefined) return known;
-  const size = batch.lines.reduce((sum, line) => sum + line.length, 0);
-  sizes.set(batch, size);
-  return size;
 }

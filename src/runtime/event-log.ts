@@ -1,11 +1,6 @@
+import { type EventBatch, eventsOf, type StoredEvent } from '../agent/event-frames.js';
 import { ENDING_TYPES, type LifecycleEvent, LifecycleEventSchema } from '../agent/events.js';
-import type { EventReader } from '../store/event-reader.js';
-
-/** Events of one run as they were committed together: JSON lines, contiguous. */
-export interface EventBatch {
-  readonly firstSeq: number;
-  readonly lines: readonly string[];
-}
+import type { EventReader, LogPage } from '../store/event-reader.js';
 
 export interface Watcher {
   /** A batch was committed; it is a hint and the bytes for whoever is up to date, the log is the truth. */
@@ -14,7 +9,7 @@ export interface Watcher {
   onFault(error: unknown): void;
 }
 
-/** Bytes of a page that is read from the log at once, so that a slow reader costs little. */
+/** Bytes of a page that is read from the log and sent at once, so that a slow reader costs little. */
 const PAGE_BYTES = 262_144;
 
 /**
@@ -32,7 +27,7 @@ export class EventLog {
   /** Tells the watchers of a run what was just committed. */
   publish(runId: string, batch: EventBatch): void {
     const watchers = this.#watchers.get(runId);
-    if (watchers === undefined || batch.lines.length === 0) return;
+    if (watchers === undefined || batch.frames === '') return;
     for (const watcher of [...watchers]) {
       try {
         watcher.onBatch(batch);
@@ -54,28 +49,32 @@ export class EventLog {
     };
   }
 
-  /** Committed events after a cursor, at least one if there is any, about 256 KiB at most. */
-  readLines(runId: string, after: number): readonly string[] {
-    return this.#reader.lines(runId, after, PAGE_BYTES);
+  /** Committed events after a cursor: at least one if there is any, else about 256 KiB, up to the end of an attempt. */
+  page(runId: string, after: number): LogPage | undefined {
+    return this.#reader.page(runId, after, PAGE_BYTES);
   }
 
   /** The seq of a run's newest event of a type. */
   lastSeqOf(runId: string, type: string): number | undefined {
-    for (const { lastSeq, lines } of this.#reader.newest(runId)) {
-      const at = lines.findLastIndex((line) => typeOfLine(line) === type);
-      if (at >= 0) return lastSeq - lines.length + 1 + at;
+    for (const { lastSeq, frames } of this.#reader.newest(runId)) {
+      const events = eventsOf(frames);
+      const at = events.findLastIndex((event) => event.type === type);
+      if (at >= 0) return lastSeq - events.length + 1 + at;
     }
     return undefined;
   }
 
+  /** The events after a cursor, page by page. */
+  *stored(runId: string, after: number): Generator<StoredEvent, void> {
+    for (let page = this.page(runId, after); page !== undefined; page = this.page(runId, page.lastSeq))
+      yield* eventsOf(page.frames.toString());
+  }
+
   readEvents(runId: string, after: number, limit: number): LifecycleEvent[] {
     const events: LifecycleEvent[] = [];
-    for (let cursor = after; events.length < limit; ) {
-      const lines = this.#reader.lines(runId, cursor, PAGE_BYTES);
-      if (lines.length === 0) break;
-      for (const line of lines.slice(0, limit - events.length))
-        events.push(LifecycleEventSchema.parse(JSON.parse(line)));
-      cursor += lines.length;
+    for (const { json } of this.stored(runId, after)) {
+      events.push(LifecycleEventSchema.parse(JSON.parse(json)));
+      if (events.length === limit) break;
     }
     return events;
   }
@@ -85,14 +84,6 @@ export class EventLog {
     for (const watchers of this.#watchers.values()) count += watchers.size;
     return count;
   }
-}
-
-const TYPE_AT = ',"type":"';
-
-/** The type of a stored line, without parsing it: our own lines begin with `seq` and `type`. */
-export function typeOfLine(line: string): string {
-  const start = line.indexOf(TYPE_AT) + TYPE_AT.length;
-  return line.slice(start, line.indexOf('"', start));
 }
 
 /** Whether a stream that ends with the attempt, or with the run, ends after this event. */

@@ -9,7 +9,6 @@ import type { Writer } from '../store/writer.js';
 import type { EventLog } from './event-log.js';
 import type { Expiries } from './expiries.js';
 import type { RunChanges, Written } from './run-changes.js';
-import { withSeqs } from './run-journal.js';
 import type { RunScheduler } from './run-scheduler.js';
 import { tryOneByOne } from './suspects.js';
 
@@ -141,7 +140,7 @@ export class Recovery {
     }
   }
 
-  #publish({ row, lines, lastSeq }: Written): void {
-    this.#deps.eventLog.publish(row.id, { firstSeq: lastSeq - lines.length + 1, lines: withSeqs(lines, lastSeq) });
+  #publish({ row, batch }: Written): void {
+    this.#deps.eventLog.publish(row.id, batch);
   }
 }

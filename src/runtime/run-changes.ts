@@ -1,3 +1,4 @@
+import { type EventBatch, framed } from '../agent/event-frames.js';
 import { type EventInput, toolCompleted } from '../agent/events.js';
 import type { ToolCallRecord } from '../agent/journal.js';
 import { type Decision, type DecisionScope, firstPosition, type Position } from '../agent/journal.js';
@@ -26,8 +27,7 @@ import { eventLine } from './run-journal.js';
 /** Events that a change wrote outside an attempt, to be published after its commit. */
 export interface Written {
   readonly row: RunRow;
-  readonly lines: readonly string[];
-  readonly lastSeq: number;
+  readonly batch: EventBatch;
 }
 
 /** What a resume came to: a new attempt, or decisions taken while others are still awaited. */
@@ -103,7 +103,7 @@ export class RunChanges {
       if (input.length > 0) throw new WaitingForDecisionsError(row.id, open);
       this.#store.putDoc(n, 'interruptions', JSON.stringify(left.flatMap((call) => call.interruption ?? [])));
       this.#store.touch(n, this.#now());
-      return { row: this.owned(row.id, row.owner), lines: [], lastSeq: row.last_seq, starts: false };
+      return { row: this.owned(row.id, row.owner), batch: framed([], row.last_seq), starts: false };
     }
     const position = this.#store.position(n);
     if (input.length > 0) position.deferred.push(...input.map((item) => ({ kind: kindOf(item), item })));
@@ -149,9 +149,9 @@ export class RunChanges {
     this.#store.appendItems(n, items);
     for (const kind of ['output', 'error', 'partial', 'interruptions'] as const) this.#store.putDoc(n, kind, undefined);
     const lines = [eventLine({ type: 'run.resumed' }, { id: row.id, attempt }, nowMs)];
-    const lastSeq = this.#store.addEvents(n, lines, nowMs);
-    if (items.length > 0) this.#store.markCheckpoint(n, lastSeq, nowMs, position);
-    return { row: this.owned(row.id, row.owner), lines, lastSeq, starts: true };
+    const batch = this.#store.addEvents(n, lines, nowMs);
+    if (items.length > 0) this.#store.markCheckpoint(n, batch.lastSeq, nowMs, position);
+    return { row: this.owned(row.id, row.owner), batch, starts: true };
   }
 
   /** Other limits and configs hold from this resume on. */
@@ -176,7 +176,7 @@ export class RunChanges {
    */
   cancel(runId: string, owner: string): Written & { readonly tellWorker: boolean } {
     const row = this.owned(runId, owner);
-    const nothing = { row, lines: [], lastSeq: row.last_seq, tellWorker: false };
+    const nothing = { row, batch: framed([], row.last_seq), tellWorker: false };
     if (TERMINAL_STATUSES.has(row.status) || row.settled === 1) return nothing;
     if (row.status === 'cancelling') return { ...nothing, tellWorker: true };
     if (row.status === 'queued' || row.status === 'waiting')
@@ -184,8 +184,8 @@ export class RunChanges {
     const nowMs = this.#now();
     this.#store.transition(row.n, 'cancelling', nowMs);
     const lines = [eventLine({ type: 'run.cancelling' }, row, nowMs)];
-    const lastSeq = this.#store.addEvents(row.n, lines, nowMs);
-    return { row: this.owned(runId, owner), lines, lastSeq, tellWorker: true };
+    const batch = this.#store.addEvents(row.n, lines, nowMs);
+    return { row: this.owned(runId, owner), batch, tellWorker: true };
   }
 
   /** Ends a run that no process drives as cancelled: its open round is closed, so the history can be sent; nothing more is executed. */
@@ -194,7 +194,7 @@ export class RunChanges {
     const nowMs = this.#now();
     const position = this.#store.position(n);
     const events: EventInput[] = announce ? [{ type: 'run.cancelling' }] : [];
-    const tail = this.#store.lastEventBodies(n, TAIL_ROWS);
+    const tail = this.#store.lastFrames(n, TAIL_ROWS);
     const found = announce ? undefined : interruptedCancel(tail);
     const inFlight: InFlight[] =
       found?.model === undefined ? [] : [{ kind: 'model', ...found.model, obeyed: false, ms: 0, sideEffects: 'none' }];
@@ -234,31 +234,31 @@ export class RunChanges {
     const partialOutput = partialText(tail);
     events.push({ type: 'run.cancelled', cancellation, partialOutput });
     const lines = events.map((event) => eventLine(event, row, nowMs));
-    const lastSeq = this.#store.addEvents(n, lines, nowMs);
+    const batch = this.#store.addEvents(n, lines, nowMs);
     this.#store.applyEnd(
       n,
       { status: 'cancelled', cancellation, partialOutput },
-      { seq: lastSeq, attempt: row.attempt, nowMs },
+      { seq: batch.lastSeq, attempt: row.attempt, nowMs },
     );
     if (position.at === 'tools')
-      this.#store.markCheckpoint(n, lastSeq, nowMs, { ...position, at: 'turn', deferred: [] });
-    return { row: this.owned(row.id, row.owner), lines, lastSeq };
+      this.#store.markCheckpoint(n, batch.lastSeq, nowMs, { ...position, at: 'turn', deferred: [] });
+    return { row: this.owned(row.id, row.owner), batch };
   }
 
   /** Ends a run that nobody drives as failed. */
   endFailed(row: RunRow, cause: { readonly code: 'crash_loop' | 'internal'; readonly message: string }): Written {
     const nowMs = this.#now();
     const error = failureProblem(cause);
-    const partialOutput = partialText(this.#store.lastEventBodies(row.n, TAIL_ROWS));
+    const partialOutput = partialText(this.#store.lastFrames(row.n, TAIL_ROWS));
     this.#store.dropEphemeral(row.n);
     const lines = [eventLine({ type: 'run.failed', error, partialOutput }, row, nowMs)];
-    const lastSeq = this.#store.addEvents(row.n, lines, nowMs);
+    const batch = this.#store.addEvents(row.n, lines, nowMs);
     this.#store.applyEnd(
       row.n,
       { status: 'failed', error, partialOutput },
-      { seq: lastSeq, attempt: row.attempt, nowMs },
+      { seq: batch.lastSeq, attempt: row.attempt, nowMs },
     );
-    return { row: this.owned(row.id, row.owner), lines, lastSeq };
+    return { row: this.owned(row.id, row.owner), batch };
   }
 
   /** @throws StateConflictError while the run or a run below it is active */

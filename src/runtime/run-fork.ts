@@ -25,14 +25,14 @@ export interface ForkDeps {
 
 /**
  * Checks a fork and says how it is made: a new run that carries what the source had at a checkpoint, and nothing later.
- * `create` is called inside a transaction and gives the new run's first events.
+ * `create` is called inside a transaction.
  * @throws ValidationError, InputRequiredError
  */
 export function planFork(
   deps: ForkDeps,
   source: RunRow,
   request: ForkRequest,
-): { readonly id: string; create(): readonly string[] } {
+): { readonly id: string; create(): void } {
   const { store, agents, now, newId } = deps;
   const checkpoint = store.checkpointAt(source.n, request.turn);
   if (checkpoint === undefined) {
@@ -69,7 +69,7 @@ export function planFork(
   };
   const instance = agents.instance(stored.descriptor, doc);
   const id = newId();
-  const create = (): readonly string[] => {
+  const create = (): void => {
     const nowMs = now();
     const lines = [eventLine({ type: 'run.created', agent: name }, { id, attempt: 1 }, nowMs)];
     const position = { ...firstPosition(name), seenAgents: JSON.parse(checkpoint.seen_agents) as string[] };
@@ -88,7 +88,6 @@ export function planFork(
       forkedFrom: { run: source, checkpoint },
     });
     store.putDoc(n, 'shims', shimHashes(instance.shims));
-    return lines;
   };
   return { id, create };
 }

@@ -1,3 +1,4 @@
+import type { EventBatch } from '../agent/event-frames.js';
 import type { EventInput } from '../agent/events.js';
 import { CancelledFirstError, type Journal, type JournalEntry } from '../agent/journal.js';
 import { HandedOverError } from '../agent/run-errors.js';
@@ -31,8 +32,7 @@ export interface Ancestor {
 
 interface Mirrored {
   readonly id: string;
-  readonly lines: readonly string[];
-  readonly lastSeq: number;
+  readonly batch: EventBatch;
 }
 
 interface Pending {
@@ -78,8 +78,7 @@ export class RunJournal implements Journal, WriteSource {
     | {
         readonly written: readonly Pending[];
         readonly refused: readonly Pending[];
-        readonly lines: readonly string[];
-        readonly lastSeq: number;
+        readonly batch: EventBatch;
       }
     | undefined;
   #lost: HandedOverError | undefined;
@@ -131,8 +130,8 @@ export class RunJournal implements Journal, WriteSource {
     const refused = this.#queue.filter((pending) => this.#comesTooLate(pending));
     const written = this.#queue.filter((pending) => !refused.includes(pending));
     const lines = written.flatMap((pending) => pending.lines);
-    const lastSeq = store.appendEvents(this.#run.n, this.#run.epoch, lines, nowMs);
-    let seq = lastSeq - lines.length;
+    const batch = store.appendEvents(this.#run.n, this.#run.epoch, lines, nowMs);
+    let seq = batch.firstSeq - 1;
     for (const { lines: own, entry } of written) {
       seq += own.length;
       if (entry === undefined) continue;
@@ -142,7 +141,7 @@ export class RunJournal implements Journal, WriteSource {
       if (entry.usage !== undefined) store.putUsage(this.#run.n, entry.usage);
       if (entry.end !== undefined) store.applyEnd(this.#run.n, entry.end, { seq, attempt: this.#run.attempt, nowMs });
     }
-    this.#plan = { written, refused, lines, lastSeq };
+    this.#plan = { written, refused, batch };
     this.#mirrored = this.#ancestors.flatMap((ancestor) => this.#mirror(ancestor, lines, nowMs));
   }
 
@@ -154,8 +153,8 @@ export class RunJournal implements Journal, WriteSource {
     const own = `"runId":${JSON.stringify(id)},"attempt":${attempt}`;
     const marks = `"runId":${JSON.stringify(ancestor.id)},"childRunId":${JSON.stringify(id)},"attempt":${ancestor.attempt}`;
     const marked = shown.map((line) => line.replace(own, () => marks));
-    const lastSeq = this.#deps.store.appendMirrored(ancestor.n, marked, nowMs);
-    return lastSeq === undefined ? [] : [{ id: ancestor.id, lines: marked, lastSeq }];
+    const batch = this.#deps.store.appendMirrored(ancestor.n, marked, nowMs);
+    return batch === undefined ? [] : [{ id: ancestor.id, batch }];
   }
 
   /** Resolves when nothing is waiting to be written any more. */
@@ -176,12 +175,8 @@ export class RunJournal implements Journal, WriteSource {
     this.#plan = undefined;
     const done = new Set<Pending>([...plan.written, ...plan.refused]);
     this.#queue = this.#queue.filter((pending) => !done.has(pending));
-    this.#deps.eventLog.publish(this.#run.id, {
-      firstSeq: plan.lastSeq - plan.lines.length + 1,
-      lines: withSeqs(plan.lines, plan.lastSeq),
-    });
-    for (const { id, lines, lastSeq } of this.#mirrored)
-      this.#deps.eventLog.publish(id, { firstSeq: lastSeq - lines.length + 1, lines: withSeqs(lines, lastSeq) });
+    this.#deps.eventLog.publish(this.#run.id, plan.batch);
+    for (const { id, batch } of this.#mirrored) this.#deps.eventLog.publish(id, batch);
     this.#mirrored = [];
     for (const pending of plan.written) pending.resolve();
     for (const pending of plan.refused) pending.reject(new CancelledFirstError());
@@ -202,8 +197,4 @@ export class RunJournal implements Journal, WriteSource {
     this.#onLost(lost);
     for (const pending of queue) pending.reject(lost);
   }
-}
-
-export function withSeqs(lines: readonly string[], lastSeq: number): string[] {
-  return lines.map((line, index) => `{"seq":${lastSeq - lines.length + 1 + index},${line}`);
 }

@@ -7,7 +7,7 @@ import type { RunReader } from '../store/run-reader.js';
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { AgentRuntime, Caller, Page, RunFilter } from './agent-runtime.js';
-import { type EventLog, typeOfLine } from './event-log.js';
+import type { EventLog } from './event-log.js';
 
 export interface RunViewsDeps {
   readonly reader: RunReader;
@@ -154,26 +154,23 @@ export class RunViews {
     this.row(runId, caller);
     const data: { turn: number | null; shim: string; callback: string; changes: readonly unknown[]; ms: number }[] = [];
     let cursor = cursorOf(page.cursor) ?? 0;
-    for (;;) {
-      const lines = this.#deps.eventLog.readLines(runId, cursor);
-      if (lines.length === 0) return { data, nextCursor: null };
-      for (const line of lines) {
-        cursor += 1;
-        if (typeOfLine(line) !== 'shim.effect') continue;
-        const { turn, shim, callback, changes, ms, childRunId } = JSON.parse(line) as {
-          turn?: number;
-          shim: string;
-          callback: string;
-          changes: unknown[];
-          ms: number;
-          childRunId?: string;
-        };
-        // What shims did in a sub-agent is among the effects of its own run.
-        if (childRunId !== undefined) continue;
-        data.push({ turn: turn ?? null, shim, callback, changes, ms });
-        if (data.length === page.limit) return { data, nextCursor: String(cursor) };
-      }
+    for (const { type, json } of this.#deps.eventLog.stored(runId, cursor)) {
+      cursor += 1;
+      if (type !== 'shim.effect') continue;
+      const { turn, shim, callback, changes, ms, childRunId } = JSON.parse(json) as {
+        turn?: number;
+        shim: string;
+        callback: string;
+        changes: unknown[];
+        ms: number;
+        childRunId?: string;
+      };
+      // What shims did in a sub-agent is among the effects of its own run.
+      if (childRunId !== undefined) continue;
+      data.push({ turn: turn ?? null, shim, callback, changes, ms });
+      if (data.length === page.limit) return { data, nextCursor: String(cursor) };
     }
+    return { data, nextCursor: null };
   }
 
   /** @throws InvalidCursorError beyond the last seq, CursorExpiredError before the oldest that is kept */

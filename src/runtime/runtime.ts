@@ -102,7 +102,7 @@ export class Runtime implements AgentRuntime {
       this.#assertRoom(hasSlot);
       const made = await writer.run(() => {
         const found = request.idempotencyKey === undefined ? undefined : store.findByKey(owner, request.idempotencyKey);
-        if (found !== undefined) return { found, lines: [], row: undefined };
+        if (found !== undefined) return { found, row: undefined };
         const nowMs = now();
         const first: EventInput[] = [
           { type: 'run.created', agent: request.agent },
@@ -128,13 +128,12 @@ export class Runtime implements AgentRuntime {
           running: hasSlot,
         });
         store.putDoc(n, 'shims', shimHashes(instance.shims));
-        return { found: undefined, lines, row: hasSlot ? store.find(id) : undefined };
+        return { found: undefined, row: hasSlot ? store.find(id) : undefined };
       });
       if (made.found !== undefined) {
         if (hasSlot) scheduler.release();
         return this.#replay(made.found, owner, request);
       }
-      this.#runs.publish(id, 1, made.lines);
       if (made.row === undefined) scheduler.enqueue(id);
       else {
         const saved = newState(request.agent, instance.descriptor.instructions, items);
@@ -205,9 +204,9 @@ export class Runtime implements AgentRuntime {
         if (taken.starts) this.#assertRoom(hasSlot);
         return { resumed: taken, claimed: taken.starts && hasSlot ? this.#runs.claimLoaded(runId) : undefined };
       });
-      this.#runs.publishWritten(resumed);
+      this.#runs.publish(resumed);
       if (claimed !== undefined) {
-        this.#runs.publishWritten(claimed.written);
+        this.#runs.publish(claimed.written);
         slotTaken = true;
         scheduler.drive(claimed.start, 'reserved');
       } else {
@@ -216,7 +215,7 @@ export class Runtime implements AgentRuntime {
         if (resumed.starts) scheduler.enqueue(runId);
       }
       // Where other decisions are still awaited no attempt begins: a stream then shows the wait itself.
-      const after = resumed.starts ? resumed.lastSeq - resumed.lines.length : resumed.lastSeq - 1;
+      const after = resumed.starts ? resumed.batch.firstSeq - 1 : resumed.batch.lastSeq - 1;
       return this.#change(runId, { key: owner === '' ? null : owner }, after);
     } catch (error) {
       if (hasSlot && !slotTaken) scheduler.release();
@@ -229,18 +228,18 @@ export class Runtime implements AgentRuntime {
     const before = this.#deps.views.row(runId, caller);
     if (isOver(before)) return this.#change(runId, caller, before.last_seq - 1);
     const cancelled = await writer.run(() => changes.cancel(runId, ownerOf(caller)));
-    this.#runs.publishWritten(cancelled);
+    this.#runs.publish(cancelled);
     if (isOver(cancelled.row)) scheduler.dequeue(runId);
     if (cancelled.tellWorker) await this.#stopWorker(runId);
     // Where nothing was written and no cancel came before, the run's own end had come first.
     const { status } = cancelled.row;
-    const taken = cancelled.lines.length > 0 || status === 'cancelling' || status === 'cancelled';
+    const taken = cancelled.batch.frames !== '' || status === 'cancelling' || status === 'cancelled';
     return Object.assign(this.#change(runId, caller, this.#cancelSeen(cancelled)), { taken });
   }
 
   /** The seq before the first event that a stream of a cancel shows: `run.cancelling`, also for one that comes second. */
-  #cancelSeen({ row, lines, lastSeq }: Written): number {
-    if (lines.length > 0) return lastSeq - lines.length;
+  #cancelSeen({ row, batch: { firstSeq, lastSeq, frames } }: Written): number {
+    if (frames !== '') return firstSeq - 1;
     if (isOver(row)) return lastSeq - 1;
     const announced = row.status === 'cancelling' ? this.#deps.eventLog.lastSeqOf(row.id, 'run.cancelling') : undefined;
     return announced === undefined ? lastSeq : announced - 1;
@@ -256,7 +255,7 @@ export class Runtime implements AgentRuntime {
       const row = store.find(runId);
       return row?.status === 'cancelling' ? changes.endCancelled(row, false) : undefined;
     });
-    if (ended !== undefined) this.#runs.publishWritten(ended);
+    if (ended !== undefined) this.#runs.publish(ended);
   }
 
   async forkRun(runId: string, request: ForkRequest, caller: Caller): Promise<RunChange> {
@@ -267,8 +266,9 @@ export class Runtime implements AgentRuntime {
     const hasSlot = scheduler.reserve();
     if (hasSlot) scheduler.release();
     this.#assertRoom(hasSlot);
-    const lines = await writer.run(() => fork.create());
-    this.#runs.publish(fork.id, 1, lines);
+    await writer.run(() => {
+      fork.create();
+    });
     scheduler.enqueue(fork.id);
     return this.#change(fork.id, caller, 0);
   }

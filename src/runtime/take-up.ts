@@ -1,4 +1,5 @@
 import type { NamedShim } from '../agent/bound-shims.js';
+import { framed } from '../agent/event-frames.js';
 import type { SavedState } from '../agent/journal.js';
 import { messageOf } from '../agent/run-errors.js';
 import type { Logger } from '../agent/tools.js';
@@ -11,7 +12,7 @@ import type { Expiries } from './expiries.js';
 import { interruptedModelCall, TAIL_ROWS } from './log-tail.js';
 import { MAX_CRASHES } from './recovery.js';
 import type { RunChanges, Written } from './run-changes.js';
-import { type Ancestor, eventLine, withSeqs } from './run-journal.js';
+import { type Ancestor, eventLine } from './run-journal.js';
 import type { RunScheduler } from './run-scheduler.js';
 import type { AttemptStart } from './run-worker.js';
 
@@ -60,14 +61,14 @@ export class TakeUp {
     store.transition(row.n, 'running', nowMs);
     const { epoch } = store.takeLease(row.n, nowMs);
     const lines = row.attempt === 1 ? [eventLine({ type: 'run.started' }, row, nowMs)] : [];
-    const lastSeq = lines.length === 0 ? row.last_seq : store.addEvents(row.n, lines, nowMs);
-    return { row, epoch, written: { row, lines, lastSeq } };
+    const batch = lines.length === 0 ? framed([], row.last_seq) : store.addEvents(row.n, lines, nowMs);
+    return { row, epoch, written: { row, batch } };
   }
 
   async claimQueued(runId: string): Promise<AttemptStart | undefined> {
     const taken = await this.#takeUp(runId, () => this.claimLoaded(runId));
     if (taken === undefined) return undefined;
-    this.publishWritten(taken.written);
+    this.publish(taken.written);
     return taken.start;
   }
 
@@ -121,7 +122,7 @@ export class TakeUp {
       { patient: true },
     );
     if (written === undefined) return;
-    this.publishWritten(written);
+    this.publish(written);
     this.#deps.endOrphans(written.row.id);
   }
 
@@ -166,12 +167,12 @@ export class TakeUp {
       const { epoch } = store.takeLease(row.n, nowMs);
       store.raiseRecoveries(row.n);
       const lines = [eventLine({ type: 'run.recovered' }, row, nowMs)];
-      const interruptedModelCallId = interruptedModelCall(store.lastEventBodies(row.n, TAIL_ROWS));
+      const interruptedModelCallId = interruptedModelCall(store.lastFrames(row.n, TAIL_ROWS));
       const start = { ...this.#startLoaded({ row, epoch }), recovered: true, interruptedModelCallId };
-      return { row, start, written: { row, lines, lastSeq: store.addEvents(row.n, lines, nowMs) } };
+      return { row, start, written: { row, batch: store.addEvents(row.n, lines, nowMs) } };
     });
     if (taken === undefined) return;
-    this.publishWritten(taken.written);
+    this.publish(taken.written);
     if (taken.start === undefined) this.#deps.endOrphans(taken.row.id);
     else scheduler.drive(taken.start, slot);
   }
@@ -188,7 +189,7 @@ export class TakeUp {
     if (row.status === 'running' || row.status === 'cancelling') return this.recover(row.id, 'outside');
     const taken = await this.#takeUp(row.id, () => this.claimLoaded(row.id));
     if (taken === undefined) return;
-    this.publishWritten(taken.written);
+    this.publish(taken.written);
     scheduler.drive(taken.start, 'outside');
   }
 
@@ -208,11 +209,8 @@ export class TakeUp {
     return ancestors;
   }
 
-  publishWritten(written: Written): void {
-    this.publish(written.row.id, written.lastSeq - written.lines.length + 1, written.lines);
-  }
-  publish(runId: string, firstSeq: number, lines: readonly string[]): void {
-    this.#deps.eventLog.publish(runId, { firstSeq, lines: withSeqs(lines, firstSeq + lines.length - 1) });
+  publish({ row, batch }: Written): void {
+    this.#deps.eventLog.publish(row.id, batch);
   }
 }
 

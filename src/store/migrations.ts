@@ -162,4 +162,15 @@ export const MIGRATIONS: readonly string[] = [
   ) WITHOUT ROWID;
   CREATE INDEX agents_current ON agents (name) WHERE current = 1;
   `,
+  // Events as they are sent (see agent/event-frames.ts) instead of lines of JSON.
+  `
+  ALTER TABLE events RENAME COLUMN body TO frames;
+  UPDATE events SET frames = (
+    SELECT group_concat(
+      'id: ' || (value ->> 'seq') || char(10) || 'event: ' || (value ->> 'type') || char(10) || 'data: ' || value || char(10, 10), ''
+      ORDER BY key
+    )
+    FROM json_each('[' || replace(events.frames, char(10), ',') || ']')
+  );
+  `,
 ];

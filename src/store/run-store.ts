@@ -1,3 +1,4 @@
+import { type EventBatch, framed, lastFrameAt } from '../agent/event-frames.js';
 import {
   type AttemptEnd,
   CancelledFirstError,
@@ -119,56 +120,51 @@ export class RunStore extends ConversationStore {
     }
     if (forkedFrom === undefined) this.putState(n, 'instructions', JSON.stringify(run.instructions));
     else this.copyState(n, forkedFrom.run.n, forkedFrom.checkpoint);
-    this.insertEvents(n, 1, run.lines);
+    this.#insertEvents(n, run.lines, run.lines.length);
     this.append(n, 0, run.items);
     this.putPosition(n, position);
     this.putCheckpoint(n, { seq: 1, turnEnd: false, nowMs, position });
     return n;
   }
 
-  insertEvents(n: number, firstSeq: number, lines: readonly string[]): void {
-    if (lines.length === 0) return;
-    const body = lines.map((line, index) => `{"seq":${firstSeq + index},${line}`).join('\n');
-    this.sql('INSERT INTO events (run, first_seq, last_seq, body) VALUES (?, ?, ?, ?)').run(
-      n,
-      firstSeq,
-      firstSeq + lines.length - 1,
-      body,
-    );
+  #insertEvents(n: number, lines: readonly string[], lastSeq: number): EventBatch {
+    const batch = framed(lines, lastSeq);
+    if (lines.length > 0)
+      this.sql('INSERT INTO events (run, first_seq, last_seq, frames) VALUES (?, ?, ?, ?)').run(
+        n,
+        batch.firstSeq,
+        lastSeq,
+        batch.frames,
+      );
+    return batch;
   }
 
   /**
-   * Appends events as the run's owner. @returns the new last seq
+   * Appends events as the run's owner.
    * @throws HandedOverError when the epoch is stale: another owner has the run
    */
-  appendEvents(n: number, epoch: number, lines: readonly string[], nowMs: number): number {
+  appendEvents(n: number, epoch: number, lines: readonly string[], nowMs: number): EventBatch {
     const row = this.sql(
       'UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? AND epoch = ? RETURNING last_seq',
     ).get(lines.length, nowMs, n, epoch);
     if (row === undefined) throw new HandedOverError(`run ${n} has another owner than epoch ${epoch}`);
-    const lastSeq = (row as { last_seq: number }).last_seq;
-    this.insertEvents(n, lastSeq - lines.length + 1, lines);
-    return lastSeq;
+    return this.#insertEvents(n, lines, (row as { last_seq: number }).last_seq);
   }
 
-  /** Adds a sub-agent's events to the log of a run above it, while that one goes on. @returns its new last seq */
-  appendMirrored(n: number, lines: readonly string[], nowMs: number): number | undefined {
+  /** Adds a sub-agent's events to the log of a run above it, while that one goes on. */
+  appendMirrored(n: number, lines: readonly string[], nowMs: number): EventBatch | undefined {
     const row = this.sql(
       "UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? AND status IN ('running', 'cancelling') RETURNING last_seq",
     ).get(lines.length, nowMs, n);
-    if (row === undefined) return undefined;
-    const lastSeq = (row as { last_seq: number }).last_seq;
-    this.insertEvents(n, lastSeq - lines.length + 1, lines);
-    return lastSeq;
+    return row === undefined ? undefined : this.#insertEvents(n, lines, (row as { last_seq: number }).last_seq);
   }
 
-  /** Adds events outside an attempt. @returns the new last seq */
-  addEvents(n: number, lines: readonly string[], nowMs: number): number {
+  /** Adds events outside an attempt. */
+  addEvents(n: number, lines: readonly string[], nowMs: number): EventBatch {
     const lastSeq = this.sql('UPDATE runs SET last_seq = last_seq + ?, updated_at = ? WHERE n = ? RETURNING last_seq')
       .pluck()
       .get(lines.length, nowMs, n) as number;
-    this.insertEvents(n, lastSeq - lines.length + 1, lines);
-    return lastSeq;
+    return this.#insertEvents(n, lines, lastSeq);
   }
 
   /** Adds a checkpoint as the run's owner; its events were appended before. @throws CancelledFirstError */
@@ -239,9 +235,9 @@ export class RunStore extends ConversationStore {
       .get(runId) as number;
   }
 
-  /** The newest rows of a run's log, newest first: what an interrupted attempt was doing stands at the end. */
-  lastEventBodies(n: number, limit: number): string[] {
-    return this.sql('SELECT body FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT ?')
+  /** The frames of the newest rows of a run's log, newest first: what an interrupted attempt was doing stands at the end. */
+  lastFrames(n: number, limit: number): string[] {
+    return this.sql('SELECT frames FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT ?')
       .pluck()
       .all(n, limit) as string[];
   }
@@ -376,13 +372,13 @@ export class RunStore extends ConversationStore {
 
   /** Takes the events of a run that is over out of its log, all but the last one: how it ended can still be streamed. */
   pruneEvents(n: number): void {
-    const last = this.sql('SELECT n, last_seq, body FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT 1').get(n) as
-      | { n: number; last_seq: number; body: string }
+    const last = this.sql('SELECT n, frames FROM events WHERE run = ? ORDER BY last_seq DESC LIMIT 1').get(n) as
+      | { n: number; frames: string }
       | undefined;
     if (last === undefined) return;
     this.sql('DELETE FROM events WHERE run = ? AND n <> ?').run(n, last.n);
-    this.sql('UPDATE events SET first_seq = last_seq, body = ? WHERE n = ?').run(
-      last.body.slice(last.body.lastIndexOf('\n') + 1),
+    this.sql('UPDATE events SET first_seq = last_seq, frames = ? WHERE n = ?').run(
+      last.frames.slice(lastFrameAt(last.frames)),
       last.n,
     );
     this.sql('UPDATE runs SET oldest_seq = last_seq WHERE n = ?').run(n);

@@ -285,7 +285,8 @@ it.each([
   const cancels = await Promise.all(
     [1, 2].map(async () => seam.server.json('DELETE', `/v1/runs/${String(first.body.id)}`)),
   );
-  expect(cancels.map(({ status }) => status)).toEqual([202, 202]);
+  // The second one is taken too, or comes when the run is over.
+  expect(cancels.map(({ status }) => status).sort()).toEqual([expect.toBeOneOf([200, 202]), 202]);
   const run = await ended(seam, first.body.id);
   expect(run).toMatchObject({ status: 'cancelled', attempt: 2, partialOutput: 'a' });
   const log = await logOf(seam, first.body.id);

@@ -156,7 +156,7 @@ function askStore(store: RunStore): void {
   store.unfinished();
   store.transition(n, 'running', 2);
   const { epoch } = store.takeLease(n, 2);
-  const seq = store.appendEvents(n, epoch, ['"type":"run.started"}'], 3);
+  const { lastSeq: seq } = store.appendEvents(n, epoch, ['"type":"run.started"}'], 3);
   store.appendMirrored(n, ['"type":"turn.started"}'], 3);
   store.addEvents(n, ['"type":"turn.completed"}'], 3);
   store.applyCheckpoint(n, checkpoint, { seq, nowMs: 3, responseIds: new Set() });
@@ -176,7 +176,7 @@ function askStore(store: RunStore): void {
   store.calls(n);
   store.dropCalls(n);
   store.touch(n, 4);
-  store.lastEventBodies(n, 5);
+  store.lastFrames(n, 5);
   store.appendItems(n, ['more']);
   store.dropEphemeral(n);
   store.putPosition(n, position);
@@ -201,7 +201,7 @@ function askStore(store: RunStore): void {
   store.doc(n, 'request');
   store.putDoc(n, 'partial', 'null');
   store.putDoc(n, 'partial', undefined);
-  store.insertEvents(n, 100, ['"type":"custom.x"}']);
+  store.addEvents(n, ['"type":"custom.x"}'], 4);
   store.applyEnd(n, { status: 'completed', output: 'done', finishReason: 'stop' }, { seq: 100, attempt: 2, nowMs: 5 });
   store.putEndDocs(n, { status: 'completed', output: 'done', finishReason: 'stop' });
   store.endedUpTo({ finishedAt: 10, n }, 5, true);
@@ -237,7 +237,7 @@ function askReaders(runs: RunReader, events: EventReader): void {
   runs.countByStatus();
   runs.stillestAt();
   for (const query of queries()) runs.list(query);
-  events.lines('run', 0, 1000);
+  events.page('run', 0, 1000);
   for (const { lastSeq } of events.newest('run')) if (lastSeq < 0) throw new Error('no seq is negative');
 }
 
