@@ -230,7 +230,7 @@ export class BoundShims {
     session.scope = new ShimScope(host.port, session.name, {
       agent: session.agent,
       namespace: session.namespace,
-      signal: new AbortController().signal,
+      signal: undefined,
     });
     const startedAt = host.clock.now();
     try {
@@ -367,8 +367,9 @@ async function bindOne(
 ): Promise<BoundShim> {
   if (host.port.signal.aborted) throw new RunCancelledError();
   try {
-    const promise = invoke(async () => shim.bind({ task, toolSourceBindings: bindings }));
-    const outcome = await within(promise, {
+    const binding = shim.bind({ task, toolSourceBindings: bindings });
+    if (!isPromise(binding)) return assertSession(binding);
+    const outcome = await within(binding, {
       clock: host.clock,
       timeoutMs: DEFAULT_TIMEOUT_MS,
       signal: host.port.signal,
@@ -376,16 +377,15 @@ async function bindOne(
     });
     switch (outcome.kind) {
       case 'value':
-        if (!(outcome.value instanceof BoundShim)) throw new TypeError('bind gave no BoundShim');
-        return outcome.value;
+        return assertSession(outcome.value);
       case 'error':
         throw outcome.error;
       case 'timeout':
-        disposeWhenBound(promise, name, host);
+        disposeWhenBound(binding, name, host);
         host.event({ type: 'shim.timeout', shim: name, callback: 'bind', ms: outcome.ms });
         throw new ShimError(name, 'bind', new Error(`it did not settle within ${outcome.ms} ms`), 'shim_timeout');
       case 'aborted':
-        disposeWhenBound(promise, name, host);
+        disposeWhenBound(binding, name, host);
         host.inFlight({
           kind: 'shim',
           name,
@@ -403,6 +403,11 @@ async function bindOne(
   }
 }
 
+function assertSession(bound: unknown): BoundShim {
+  if (!(bound instanceof BoundShim)) throw new TypeError('bind gave no BoundShim');
+  return bound;
+}
+
 function guardSync<T>(shim: string, phase: Phase, run: () => T): T {
   try {
     return run();
@@ -416,6 +421,7 @@ async function disposeAll(sessions: readonly ShimSession[], host: SessionHost): 
 }
 
 async function disposeOf(bound: BoundShim, shim: string, host: SessionHost): Promise<void> {
+  if (bound[Symbol.asyncDispose] === BoundShim.prototype[Symbol.asyncDispose]) return;
   const outcome = await within(
     invoke(async () => bound[Symbol.asyncDispose]()),
     { clock: host.clock, timeoutMs: DEFAULT_TIMEOUT_MS, graceMs: 0 },

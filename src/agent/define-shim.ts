@@ -198,18 +198,19 @@ export function defineShim<C extends AnyObject = z.ZodObject<NoFields>, S extend
   const namespace: NamespaceDefinition | undefined =
     spec.state === undefined ? undefined : { schema: spec.state, version, migrate: spec.migrate };
   const config = strict(spec.config ?? z.strictObject({}));
+  const OwnShim = inlineClass(spec);
+  const options = Object.entries({
+    onFailure: spec.onFailure,
+    timeouts: spec.timeouts,
+    inherit: spec.inherit,
+    stateDefinition: namespace,
+  }).filter(([, value]) => value !== undefined);
   return new ShimDefinition<C>({ name, version, description, inherit }, config, (parsed, instanceName) => {
     const shim =
-      spec.create === undefined ? inlineShim(spec, instanceName, parsed) : spec.create(parsed, { name: instanceName });
+      spec.create === undefined ? new OwnShim(instanceName, parsed) : spec.create(parsed, { name: instanceName });
     if (!(shim instanceof Shim)) throw new InvalidShimError(`create of shim ${JSON.stringify(name)} gave no Shim.`);
-    const options = {
-      onFailure: spec.onFailure,
-      timeouts: spec.timeouts,
-      inherit: spec.inherit,
-      stateDefinition: namespace,
-    };
-    for (const [field, value] of Object.entries(options)) {
-      if (value !== undefined && (shim as unknown as Record<string, unknown>)[field] === undefined) {
+    for (const [field, value] of options) {
+      if ((shim as unknown as Record<string, unknown>)[field] === undefined) {
         Object.defineProperty(shim, field, { value, enumerable: true, configurable: true, writable: true });
       }
     }
@@ -218,14 +219,15 @@ export function defineShim<C extends AnyObject = z.ZodObject<NoFields>, S extend
   });
 }
 
-function inlineShim(spec: object, name: string, config: unknown): Shim {
-  const shim = new InlineShim(name, config);
+/** A class for each definition, so that its shims, made anew for each run, cost no more than an object. */
+function inlineClass(spec: object): typeof InlineShim {
+  class OwnShim extends InlineShim {}
   for (const callback of CALLBACKS) {
     const own = (spec as Record<string, unknown>)[callback];
     if (typeof own === 'function')
-      Object.defineProperty(shim, callback, { value: own, configurable: true, writable: true });
+      Object.defineProperty(OwnShim.prototype, callback, { value: own, configurable: true, writable: true });
   }
-  return shim;
+  return OwnShim;
 }
 
 function assertHead(spec: ShimHead<AnyObject, z.ZodType>): void {

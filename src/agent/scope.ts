@@ -112,8 +112,8 @@ export class ShimScope implements RunScope {
   readonly #attempt: AttemptPort;
   readonly #agent: string;
   readonly #namespace: ShimNamespace | undefined;
-  readonly runState: RunStateView;
-  readonly #parentSignal: AbortSignal;
+  readonly #parentSignal: AbortSignal | undefined;
+  #runState: RunStateView | undefined;
   #controller: AbortController | undefined;
   #unwatch = (): void => undefined;
   #closed = false;
@@ -121,20 +121,29 @@ export class ShimScope implements RunScope {
   constructor(
     attempt: AttemptPort,
     shim: string,
-    options: { readonly agent: string; readonly namespace: ShimNamespace | undefined; readonly signal: AbortSignal },
+    options: {
+      readonly agent: string;
+      readonly namespace: ShimNamespace | undefined;
+      /** What the scope's own signal follows. */
+      readonly signal: AbortSignal | undefined;
+    },
   ) {
     this.#attempt = attempt;
     this.shim = shim;
     this.#agent = options.agent;
     this.#namespace = options.namespace;
     this.#parentSignal = options.signal;
-    this.runState = new RunStateView(
-      attempt.working,
+  }
+  /** Made on first use, like the signal: many callbacks look at neither. */
+  get runState(): RunStateView {
+    this.#runState ??= new RunStateView(
+      this.#attempt.working,
       () => {
         this.assertOpen();
       },
       () => this.#closed,
     );
+    return this.#runState;
   }
   get runId(): string {
     return this.#attempt.runId;
@@ -171,14 +180,13 @@ export class ShimScope implements RunScope {
   get closed(): boolean {
     return this.#closed;
   }
-  /** Made on first use: most callbacks never look at it. */
   get signal(): AbortSignal {
     if (this.#controller !== undefined) return this.#controller.signal;
     const controller = new AbortController();
     this.#controller = controller;
     const parent = this.#parentSignal;
-    if (parent.aborted || this.#closed) controller.abort(parent.reason);
-    else {
+    if (parent?.aborted === true || this.#closed) controller.abort(parent?.reason);
+    else if (parent !== undefined) {
       this.#unwatch = onAbort(parent, () => {
         controller.abort(parent.reason);
       });

@@ -67,12 +67,12 @@ export type ShimTimeouts = Partial<
 export abstract class Shim implements ShimCallbacks {
   abstract readonly name: string;
   /** `"skip"` undoes what a failing callback wrote and goes on; `"fail"` (default) fails the run. */
-  onFailure?: 'fail' | 'skip';
-  timeouts?: ShimTimeouts;
+  declare onFailure?: 'fail' | 'skip';
+  declare timeouts?: ShimTimeouts;
   /** Whether children get it: `"children"` (default) when they are helpers of this agent, `"always"` cannot be lost by delegating, `"none"` never. */
-  inherit?: 'none' | 'children' | 'always';
+  declare inherit?: 'none' | 'children' | 'always';
   /** The shim's own versioned state (R20a); `defineShim` sets it. */
-  stateDefinition?: NamespaceDefinition;
+  declare stateDefinition?: NamespaceDefinition;
 
   /**
    * One session per concrete agent instance (R4). The default forwards to this definition's callbacks (R5), and obeys restricted

@@ -25,14 +25,19 @@ interface BenchAgent {
   readonly model?: string;
 }
 
-/** The agents that the rows run: `bench` has the three shims of P1, `bare` none, `idle` the one that does nothing. */
+const THREE = [{ use: 'bench-echo' }, { use: 'bench-brief' }, { use: 'bench-idle' }];
+const idle = (count: number): BenchAgent['shims'] =>
+  Array.from({ length: count }, (_, index) => ({ use: 'bench-idle', as: `idle-${index}` }));
+
+/** The agents that the rows run: `bench` has the three shims of P1, `plus1` and `plus10` so many more that do nothing, `bare` none. */
 const AGENTS: Readonly<Record<string, BenchAgent>> = {
-  bench: { shims: [{ use: 'bench-echo' }, { use: 'bench-brief' }, { use: 'bench-idle' }] },
+  bench: { shims: THREE },
+  plus1: { shims: [...THREE, ...idle(1)] },
+  plus10: { shims: [...THREE, ...idle(10)] },
   bare: { shims: [] },
-  idle: { shims: [{ use: 'bench-idle' }] },
-  idle10: { shims: Array.from({ length: 10 }, (_, index) => ({ use: 'bench-idle', as: `idle-${index}` })) },
+  first: { shims: idle(1) },
   log: { shims: [{ use: 'bench-echo' }, { use: 'bench-log', config: { events: 1000 } }] },
-  offline: { shims: [{ use: 'bench-echo' }, { use: 'bench-brief' }, { use: 'bench-idle' }], model: 'scripted/demo' },
+  offline: { shims: THREE, model: 'scripted/demo' },
 };
 
 /** The built server as users start it, its log in a file. */

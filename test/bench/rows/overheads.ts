@@ -7,26 +7,39 @@ import { compare, loadWindow } from '../windows.js';
 const PLAIN = 'Say something, deltas=20.';
 const BUSY = 64;
 
-/** What a shim that does nothing costs, and what recording the effects of those that do something costs. */
+/** What a shim that does nothing costs beside the three of P1, and what recording the effects of those that do something costs. */
 export async function p10(stage: Stage): Promise<Row[]> {
   const { smoke, windowMs, warmUpMs, rounds } = stage.scale;
   const client = await stage.client();
   const server = await stage.server();
-  const overheads = async (agent: string, times: number): Promise<number[]> => {
-    const sides = { ours: ourRuns(server, PLAIN, agent), ceiling: ourRuns(server, PLAIN, 'bare') };
+  const overheads = async (agent: string, base: string, times: number): Promise<number[]> => {
+    const sides = { ours: ourRuns(server, PLAIN, agent), ceiling: ourRuns(server, PLAIN, base) };
     for (const side of [sides.ours, sides.ceiling]) await loadWindow(client, side, { concurrency: BUSY, ms: warmUpMs });
     const pairs = await compare(client, sides, { concurrency: BUSY, ms: windowMs, rounds: smoke ? 1 : rounds * times });
     return pairs.map(({ ours, ceiling }) => (ours.cpuMs / ceiling.cpuMs - 1) * 100);
   };
-  // One per cent is far below what one window tells, so there are many; ten shims tell it more surely.
-  const one = await overheads('idle', 2);
-  const ten = (await overheads('idle10', 1)).map((percent) => percent / 10);
+  // One per cent is far below what one window tells; ten shims tell it.
+  const ten = (await overheads('plus10', 'bench', 2)).map((percent) => percent / 10);
+  const one = await overheads('plus1', 'bench', 1);
+  const first = await overheads('first', 'bare', 1);
   return [
     {
-      ...valueRow({ id: 'P10.shim', what: 'per cent of a run for an idle shim', values: one, atMost: 1, unit: '%' }),
-      spread: quarters(one),
+      ...valueRow({
+        id: 'P10.shim',
+        what: 'per cent of a run for an idle shim: a tenth of that of ten more',
+        values: ten,
+        atMost: 1,
+        unit: '%',
+      }),
+      spread: quarters(ten),
     },
-    valueRow({ id: 'P10.tenth', what: 'a tenth of that of ten idle shims', values: ten, atMost: 1, unit: '%' }),
+    valueRow({ id: 'P10.one', what: 'the same of one more, which a window hardly tells', values: one, unit: '%' }),
+    valueRow({
+      id: 'P10.first',
+      what: 'per cent of a run without shims for one that has a clean-up, before which the end is committed',
+      values: first,
+      unit: '%',
+    }),
     valueRow({
       id: 'P10.effects',
       what: 'per cent of a run for recording effects, by profile',
