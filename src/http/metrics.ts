@@ -47,14 +47,22 @@ export const metrics = fp<MetricsOptions>(
       });
     }
 
+    // One for each method, route and status: to find a series by its labels costs more than to add to it.
+    const series = new Map<string, Histogram.Internal<string>>();
+    const seriesOf = (method: string, route: string, status: number): Histogram.Internal<string> => {
+      const key = `${method} ${status} ${route}`;
+      const known = series.get(key) ?? duration.labels(method, route, String(status));
+      series.set(key, known);
+      return known;
+    };
     app.addHook('onResponse', (request, reply, done) => {
       // The pattern, never the path: ids in labels would make a series each.
-      const route = request.routeOptions.url ?? 'none';
-      duration.observe({ method: request.method, route, status: reply.raw.statusCode }, reply.elapsedTime / 1000);
-      request.log.debug(
-        { method: request.method, route, status: reply.raw.statusCode, ms: reply.elapsedTime },
-        'request answered',
-      );
+      const { method, routeOptions, log } = request;
+      const route = routeOptions.url ?? 'none';
+      const { statusCode: status } = reply.raw;
+      const ms = reply.elapsedTime;
+      seriesOf(method, route, status).observe(ms / 1000);
+      log.debug({ method, route, status, ms }, 'request answered');
       done();
     });
 

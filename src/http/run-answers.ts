@@ -58,8 +58,9 @@ export class RunAnswers {
     const { request, reply } = exchange;
     const caller = callerOf(request);
     // Not found must be said at once, not after the wait.
-    let current = this.#deps.runtime.getRunJson(runId, caller);
-    if ((await this.#waited(exchange, runId)) !== undefined) current = this.#deps.runtime.getRunJson(runId, caller);
+    let current = await this.#deps.runtime.getRunJson(runId, caller);
+    if ((await this.#waited(exchange, runId)) !== undefined)
+      current = await this.#deps.runtime.getRunJson(runId, caller);
     // The text as it was read: whoever polls should not pay for parsing and printing it again.
     return reply.header('etag', `"${current.version}"`).type('application/json; charset=utf-8').send(current.json);
   }

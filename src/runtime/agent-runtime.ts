@@ -89,7 +89,7 @@ export interface AgentRuntime {
   /** @throws RunNotFoundError, also for another key's run */
   getRun(runId: string, caller: Caller): Run;
   /** The same as JSON text, for those who only pass it on. */
-  getRunJson(runId: string, caller: Caller): { readonly json: string; readonly version: number };
+  getRunJson(runId: string, caller: Caller): Promise<{ readonly json: string; readonly version: number }>;
   /** Waits until the attempt that is going on has ended (or waits), at most so long; the run goes on either way. */
   waitForRun(
     runId: string,

@@ -1,5 +1,6 @@
 import type { EventBatch } from '../agent/event-frames.js';
 import type { EventInput } from '../agent/events.js';
+import { isoTime } from '../agent/iso-time.js';
 import { CancelledFirstError, type Journal, type JournalEntry } from '../agent/journal.js';
 import { HandedOverError } from '../agent/run-errors.js';
 import type { RunStore } from '../store/run-store.js';
@@ -55,7 +56,7 @@ export function eventLine(
     type,
     runId: run.id,
     attempt: run.attempt,
-    at: new Date(nowMs).toISOString(),
+    at: isoTime(nowMs),
     ...fields,
   }).slice(1);
 }

@@ -3,7 +3,7 @@ import type { JsonValue } from '../agent/json.js';
 import { type HistoryItem, isInternalMessage } from '../agent/messages.js';
 import { type Run, TERMINAL_STATUSES } from '../agent/run.js';
 import { CursorExpiredError, InvalidCursorError, RunNotFoundError, ValidationError } from '../errors.js';
-import type { RunReader } from '../store/run-reader.js';
+import type { PolledRun, RunReader } from '../store/run-reader.js';
 import type { RunRow } from '../store/run-rows.js';
 import type { RunStore } from '../store/run-store.js';
 import type { AgentRuntime, Caller, Page, RunFilter } from './agent-runtime.js';
@@ -37,8 +37,9 @@ export class RunViews {
     return this.#deps.reader.run(this.row(runId, caller));
   }
 
-  json(runId: string, caller: Caller): { readonly json: string; readonly version: number } {
-    const polled = this.#deps.reader.polled(runId, ownerOf(caller));
+  /** @throws RunNotFoundError */
+  async json(runId: string, caller: Caller): Promise<PolledRun> {
+    const polled = await this.#deps.reader.polled(runId, ownerOf(caller));
     if (polled === undefined) throw new RunNotFoundError(runId);
     return polled;
   }

@@ -15,6 +15,18 @@ export interface RunQuery {
   readonly limit: number;
 }
 
+/** What `GET /v1/runs/{id}` answers with. */
+export interface PolledRun {
+  readonly json: string;
+  readonly version: number;
+}
+
+interface Asked {
+  readonly id: string;
+  readonly owner: string;
+  readonly answer: (read: () => PolledRun | undefined) => void;
+}
+
 interface DocRow {
   readonly run: number;
   readonly kind: string;
@@ -27,6 +39,8 @@ export class RunReader {
   readonly #row: Statement;
   readonly #docs: Statement;
   readonly #polled: Statement;
+  readonly #readAsked: (asked: readonly Asked[]) => void;
+  #asked: Asked[] = [];
 
   constructor(reader: Database) {
     this.#reader = reader;
@@ -40,10 +54,45 @@ export class RunReader {
          FROM runs WHERE id = ?`,
       )
       .raw();
+    this.#readAsked = reader.transaction((asked: readonly Asked[]) => {
+      for (const each of asked) each.answer(() => this.#readPolled(each.id, each.owner));
+    });
   }
 
-  /** A run's JSON text, as `json` gives it, and its version; undefined where there is none or it is another key's. */
-  polled(id: string, owner: string): { readonly json: string; readonly version: number } | undefined {
+  /**
+   * A run's JSON text and its version; undefined where there is none or it is another key's. All that is asked for in one turn of the
+   * event loop is read together at its end, in one transaction: a poll of many costs half as much as one after the other.
+   */
+  async polled(id: string, owner: string): Promise<PolledRun | undefined> {
+    return new Promise((resolve, reject) => {
+      const answer: Asked['answer'] = (read) => {
+        try {
+          resolve(read());
+        } catch (error) {
+          reject(error instanceof Error ? error : new Error(String(error)));
+        }
+      };
+      this.#asked.push({ id, owner, answer });
+      if (this.#asked.length === 1) setImmediate(this.#answerAsked);
+    });
+  }
+
+  readonly #answerAsked = (): void => {
+    const asked = this.#asked;
+    this.#asked = [];
+    try {
+      this.#readAsked(asked);
+    } catch (error) {
+      // The transaction could not be had: those that have an answer keep it.
+      for (const { answer } of asked) {
+        answer(() => {
+          throw error;
+        });
+      }
+    }
+  };
+
+  #readPolled(id: string, owner: string): PolledRun | undefined {
     const read = this.#polled.get(id) as unknown[] | undefined;
     if (read?.[0] !== owner) return undefined;
     const row = shownRow(read);

@@ -1,4 +1,5 @@
 import { z } from 'zod';
+import { isoTime } from '../agent/iso-time.js';
 import { FinishReasonSchema } from '../agent/model.js';
 import { type Run, RunSchema, RunStatusSchema } from '../agent/run.js';
 
@@ -97,15 +98,14 @@ export type ShownRow = Pick<
   | 'usage'
 >;
 
-const iso = (ms: number): string => new Date(ms).toISOString();
-const isoOrNull = (ms: number | null): string | null => (ms === null ? null : iso(ms));
+const isoOrNull = (ms: number | null): string | null => (ms === null ? null : isoTime(ms));
 
 /**
  * The body of `GET /v1/runs/{id}` as JSON text. The stored documents are JSON already and are put in as they are: reading a
  * run is on the hot path of every client that polls.
  */
 export function runJson(row: ShownRow, docs: ReadonlyMap<string, string>): string {
-  const request = JSON.parse(docs.get('request') ?? '{}') as Record<string, unknown>;
+  const { input, metadata } = askedFor(docs.get('request') ?? '{}');
   const head = {
     id: row.id,
     agent: row.agent,
@@ -116,9 +116,9 @@ export function runJson(row: ShownRow, docs: ReadonlyMap<string, string>): strin
     version: row.version,
     finishReason: row.finish_reason,
     turnCount: row.turn_count,
-    createdAt: iso(row.created_at),
+    createdAt: isoTime(row.created_at),
     startedAt: isoOrNull(row.started_at),
-    updatedAt: iso(row.updated_at),
+    updatedAt: isoTime(row.updated_at),
     finishedAt: isoOrNull(row.finished_at),
     lastSeq: row.last_seq,
     parentRunId: row.parent,
@@ -127,16 +127,24 @@ export function runJson(row: ShownRow, docs: ReadonlyMap<string, string>): strin
   const waiting = row.status === 'waiting';
   return (
     `${JSON.stringify(head).slice(0, -1)},"usage":${row.usage}` +
-    `,"input":${rawField(request, 'input')}` +
+    `,"input":${input}` +
     `,"output":${docs.get('output') ?? 'null'},"partialOutput":${docs.get('partial') ?? 'null'},"error":${docs.get('error') ?? 'null'}` +
     `,"interruptions":${waiting ? (docs.get('interruptions') ?? '[]') : '[]'},"unknownToolCalls":${docs.get('unknown') ?? '[]'}` +
-    `,"cancellation":${docs.get('cancellation') ?? 'null'},"metadata":${rawField(request, 'metadata')},"shims":${docs.get('shims') ?? '[]'}}`
+    `,"cancellation":${docs.get('cancellation') ?? 'null'},"metadata":${metadata},"shims":${docs.get('shims') ?? '[]'}}`
   );
 }
 
-function rawField(request: Readonly<Record<string, unknown>>, field: 'input' | 'metadata'): string {
-  const value = request[field];
-  return value === undefined ? 'null' : JSON.stringify(value);
+const TEXT = String.raw`"[^"\\]*(?:\\.[^"\\]*)*"`;
+/** How a request document begins where the input is a text: these two are not parsed and printed again for every poll. */
+const BEGINNING = new RegExp(`^\\{"input":(${TEXT}),"metadata":(\\{(?:${TEXT}:${TEXT},?)*\\})[,}]`);
+
+/** The JSON texts of what a run was asked for. */
+function askedFor(request: string): { readonly input: string; readonly metadata: string } {
+  const [, input, metadata] = BEGINNING.exec(request) ?? [];
+  if (input !== undefined && metadata !== undefined) return { input, metadata };
+  const doc = JSON.parse(request) as { readonly input?: unknown; readonly metadata?: unknown };
+  const json = (value: unknown): string => (value === undefined ? 'null' : JSON.stringify(value));
+  return { input: json(doc.input), metadata: json(doc.metadata) };
 }
 
 /** The same as an object, checked: a damaged row is an error, not a strange answer. */

@@ -40,7 +40,7 @@ it.each(['Bearer key-a', 'bearer key-a', 'BEARER  key-a'])('takes %j', async (au
 it('tells the runtime whose key it was', async () => {
   const { app, runtime } = await testApp(KEYS);
   const callers: unknown[] = [];
-  runtime.getRunJson = (...args: readonly unknown[]) => {
+  runtime.getRunJson = async (...args: readonly unknown[]) => {
     callers.push(args[1]);
     return { json: '{}', version: 1 };
   };

@@ -72,7 +72,7 @@ export class FakeRuntime implements AgentRuntime {
     if (runId !== this.run.id) throw new RunNotFoundError(runId);
     return this.run;
   }
-  getRunJson(runId: string): { json: string; version: number } {
+  async getRunJson(runId: string): ReturnType<AgentRuntime['getRunJson']> {
     const run = this.getRun(runId);
     return { json: JSON.stringify(run), version: run.version };
   }

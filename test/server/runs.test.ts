@@ -275,6 +275,28 @@ describe('N06 an Idempotency-Key', () => {
 });
 
 describe('GET /v1/runs', () => {
+  it('shows inputs and metadata as they were given, whatever is in them', async () => {
+    const texts = [
+      'plain',
+      '"',
+      '\\',
+      '\\"',
+      'a","metadata":{"b":"c"},"x":"',
+      '{}\n\u2028\u0001',
+      'x'.repeat(200_000),
+      '日本語🙂',
+    ];
+    const inputs = [...texts, [{ role: 'user', content: 'a', providerOptions: { x: { metadata: { b: 'c' } } } }]];
+    for (const [index, input] of inputs.entries()) {
+      const odd = texts[index % 6]!;
+      const metadata = index === 0 ? {} : { [`key.${index}`]: odd, other: `},"${odd}` };
+      const { body } = await startRun(lab, { input, metadata });
+      const { body: polled } = await lab.server.json('GET', `/v1/runs/${String(body.id)}`);
+      expect(polled).toMatchObject({ input, metadata });
+      expect(Object.keys(polled.metadata as object)).toEqual(Object.keys(metadata));
+    }
+  });
+
   it('filters by agent, status, metadata, time and parent, newest first', async () => {
     await putAgent(lab, 'lister');
     const ids: unknown[] = [];

@@ -127,7 +127,7 @@ const called = {
 };
 
 /** Asks everything that the store can be asked, so that every statement of it is prepared. */
-beforeAll(() => {
+beforeAll(async () => {
   const folder = temporaryFolder('plans-');
   database = openDatabase(folder, 'normal');
   reader = openReader(folder);
@@ -136,7 +136,7 @@ beforeAll(() => {
   const events = watched(new EventReader(recording(reader, statements)), called.events);
   const agents = watched(new AgentStore(recording(database, statements)), called.agents);
   askStore(store);
-  askReaders(runs, events);
+  await askReaders(runs, events);
   askAgents(agents);
 });
 
@@ -228,10 +228,10 @@ function queries(): RunQuery[] {
   );
 }
 
-function askReaders(runs: RunReader, events: EventReader): void {
+async function askReaders(runs: RunReader, events: EventReader): Promise<void> {
   const row = runs.row('run', 'owner');
   if (row === undefined) throw new Error('the run is not there');
-  expect(runs.polled('run', 'owner')?.version).toBe(row.version);
+  expect((await runs.polled('run', 'owner'))?.version).toBe(row.version);
   runs.run(row);
   runs.checkpoints(row.n, 0, 10);
   runs.countByStatus();
