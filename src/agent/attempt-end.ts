@@ -203,10 +203,9 @@ async function writeEnd(attempt: Attempt, outcome: Outcome): Promise<AttemptEnd 
   }
   if (outcome.kind !== 'failed') delete position.settled;
   delete attempt.position.settled;
-  attempt.event(attempt.effects.snapshot('runEnd'));
   const { type, fields } = endingEvent(attempt, endOf);
   await attempt.commit({
-    events: [{ type, ...fields } as never],
+    events: [attempt.effects.snapshot('runEnd'), { type, ...fields } as never],
     checkpoint: attempt.takeCheckpoint({ calls: attempt.calls, turnEnd: settles }),
     end: endOf,
     usage: attempt.usage,

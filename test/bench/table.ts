@@ -57,14 +57,15 @@ export function valueRow({ id, what, values, atMost, atLeast, unit = '' }: Value
     ceiling: null,
     ratio: null,
     spread: [Math.min(...values), Math.max(...values)],
-    wanted: `${wantedText(atMost, atLeast)}${unit === '' ? '' : ` ${unit}`}`,
+    wanted: wantedText(atMost, atLeast, unit),
     ok: (atMost === undefined || value <= atMost) && (atLeast === undefined || value >= atLeast),
   };
 }
 
-function wantedText(atMost: number | undefined, atLeast: number | undefined): string {
-  if (atMost !== undefined) return `<= ${atMost}`;
-  return atLeast === undefined ? '-' : `>= ${atLeast}`;
+function wantedText(atMost: number | undefined, atLeast: number | undefined, unit = ''): string {
+  const after = unit === '' ? '' : ` ${unit}`;
+  if (atMost !== undefined) return `<= ${atMost}${after}`;
+  return atLeast === undefined ? '-' : `>= ${atLeast}${after}`;
 }
 
 /** All rows as a Markdown table. */

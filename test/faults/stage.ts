@@ -48,6 +48,14 @@ export default defineShim({
 const run = (turn) => turn.metadata.marker;
 `;
 
+/** Cleans something up at each end, which takes a moment. */
+const CLEAN_UP_SHIM = `
+import { setImmediate } from 'node:timers/promises';
+import { defineShim } from 'shimline/shims';
+
+export default defineShim({ name: 'clean-up', onRunEnd: async () => setImmediate() });
+`;
+
 /** What every server of a stage can be asked. */
 export type StageServer = Pick<ServerProcess, 'url' | 'json' | 'tail' | 'stop'>;
 
@@ -127,14 +135,14 @@ async function stageWith<Server extends StageServer>(
   const shimsDir = temporaryFolder('shims-');
   writeFileSync(join(shimsDir, 'reference.mjs'), REFERENCE_SHIM);
   const env = { ...model.environment, MODEL_IDLE_TIMEOUT_MS: String(IDLE_TIMEOUT_MS), SHUTDOWN_GRACE_MS: '3000' };
-  const agents = [
-    {
-      name: 'reference',
-      model: 'openai-compatible/m',
-      instructions: 'You are the reference.',
-      shims: [{ use: 'reference', config: { ledger: ledger.url } }],
-    },
-  ];
+  writeFileSync(join(shimsDir, 'clean-up.mjs'), CLEAN_UP_SHIM);
+  const reference = {
+    name: 'reference',
+    model: 'openai-compatible/m',
+    instructions: 'You are the reference.',
+    shims: [{ use: 'reference', config: { ledger: ledger.url } }],
+  };
+  const agents = [reference, { ...reference, name: 'cleaned', shims: [...reference.shims, { use: 'clean-up' }] }];
   const server = await startServer({ env, shimsDir, agents });
   let stalls = 0;
   let closed = false;
