@@ -1,3 +1,5 @@
+import { inTurn } from './fair-turns.js';
+
 /** What an `AnswerBody` needs from its connection. */
 export interface BodySource {
   /** Closes the connection at once. */
@@ -124,7 +126,7 @@ export class AnswerBody {
   #wake(): void {
     if (this.#waiter === undefined || this.#delivering) return;
     this.#delivering = true;
-    queueMicrotask(() => {
+    inTurn(() => {
       this.#delivering = false;
       this.#deliver();
     });

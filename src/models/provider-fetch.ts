@@ -1,6 +1,7 @@
 import { Agent, Client, type Dispatcher, Pool } from 'undici';
 import { AnswerBody, type BodySource } from './answer-body.js';
 import type { Dialect } from './dialect.js';
+import { inTurn } from './fair-turns.js';
 import { SseScanner } from './sse-scanner.js';
 import { NotAStreamError, StreamCutError } from './stream-errors.js';
 
@@ -158,7 +159,9 @@ class Exchange implements Dispatcher.DispatchHandler, BodySource {
     this.#body = new AnswerBody(this.#scanner, this);
     // The packages read these members and no others; a Response of the platform would wrap the body in streams that cost more than the reading.
     const response = { ok: true, status, statusText, headers, body: this.#body, url: this.#options.url.href };
-    this.#options.resolve(response as unknown as Response);
+    inTurn(() => {
+      this.#options.resolve(response as unknown as Response);
+    });
   }
 
   onResponseData(controller: Dispatcher.DispatchController, chunk: Buffer): void {
