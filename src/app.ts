@@ -7,6 +7,7 @@ import { systemClock } from './agent/clock.js';
 import { type Config, secretsOf } from './config.js';
 import { agentRoutes } from './http/agent-routes.js';
 import { auth } from './http/auth.js';
+import { connections } from './http/connections.js';
 import { answerClientError, answerError, errorHandler } from './http/error-handler.js';
 import { inventoryRoutes } from './http/inventory-routes.js';
 import { jsonBody } from './http/json-body.js';
@@ -92,6 +93,8 @@ export async function buildApp({
 
   app.setValidatorCompiler(validatorCompiler);
   app.setSerializerCompiler(() => JSON.stringify);
+  // First, so that the last answers say that they are.
+  await app.register(connections);
   app.addHook('preClose', async () => {
     waits.close();
     closeAllStreams();

@@ -196,7 +196,6 @@ async function writeEnd(attempt: Attempt, outcome: Outcome): Promise<AttemptEnd 
   const { working, position } = attempt;
   if (outcome.kind === 'handedOver') return undefined;
   const endOf = attemptEnd(attempt, outcome);
-  const settles = outcome.kind === 'completed' && position.settled === undefined;
   if (outcome.kind !== 'waiting') {
     working.stripEphemeral();
     attempt.position.deferred = attempt.position.deferred.filter(({ item }) => !isEphemeral(item as HistoryItem));
@@ -206,7 +205,7 @@ async function writeEnd(attempt: Attempt, outcome: Outcome): Promise<AttemptEnd 
   const { type, fields } = endingEvent(attempt, endOf);
   await attempt.commit({
     events: [attempt.effects.snapshot('runEnd'), { type, ...fields } as never],
-    checkpoint: attempt.takeCheckpoint({ calls: attempt.calls, turnEnd: settles }),
+    checkpoint: attempt.takeCheckpoint({ calls: attempt.calls, turnEnd: outcome.kind === 'completed' }),
     end: endOf,
     usage: attempt.usage,
   });

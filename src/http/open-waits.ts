@@ -16,6 +16,8 @@ export class OpenWaits {
   /** @param onGone called once when the client goes before it was answered */
   begin(reply: FastifyReply, onGone: () => void): OpenWait {
     const controller = new AbortController();
+    // Not the response's `close`, of which one that waits for another on its connection does not hear.
+    const { socket } = reply.request.raw;
     let gone = false;
     // Not `request.signal`: that one aborts as soon as the body of a POST was read.
     const noticeClose = (): void => {
@@ -24,18 +26,18 @@ export class OpenWaits {
       controller.abort();
       onGone();
     };
-    reply.raw.once('close', noticeClose);
+    socket.once('close', noticeClose);
     this.#open.add(controller);
     if (this.#closed) controller.abort();
     // It may have gone while the change that it asked for was made; then nothing is emitted any more.
-    if (reply.raw.destroyed) noticeClose();
+    if (socket.destroyed) noticeClose();
     return {
       signal: controller.signal,
       get clientGone() {
         return gone;
       },
       end: () => {
-        reply.raw.off('close', noticeClose);
+        socket.off('close', noticeClose);
         this.#open.delete(controller);
       },
     };

@@ -7,10 +7,7 @@ import { ExpectationFailedError } from './http-errors.js';
 /** As Node's own server reads the header. */
 const CONTINUE = /(?:^|\W)100-continue(?:$|\W)/i;
 
-/**
- * Requests that Node's server would refuse by itself, with an empty answer or none: they get a problem object like all others. And
- * connections that would outlive their server: they are closed as soon as they have had their last answer.
- */
+/** Requests that Node's server would refuse by itself, with an empty answer or none: they get a problem object like all others. */
 export const protocol = fp(
   async (app: FastifyInstance) => {
     app.server.on('checkExpectation', (request, response) => {
@@ -18,15 +15,6 @@ export const protocol = fp(
     });
     app.server.on('connect', (_request, socket) => {
       answerClientError(new Error('CONNECT is for proxies'), socket);
-    });
-    let closing = false;
-    app.addHook('preClose', async () => {
-      closing = true;
-    });
-    // Those that are idle when the server closes are closed by Node; one that gets its last answer then would be kept alive.
-    app.addHook('onResponse', (request, _reply, done) => {
-      if (closing) request.raw.socket.end();
-      done();
     });
     app.addHook('onRequest', (request, reply, done) => {
       const { host, expect } = request.headers;

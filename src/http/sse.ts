@@ -1,3 +1,4 @@
+import type { Socket } from 'node:net';
 import type { FastifyReply, FastifyRequest } from 'fastify';
 import { type EventBatch, lastTypeOf } from '../agent/event-frames.js';
 import { type EventLog, endsAfter } from '../runtime/event-log.js';
@@ -52,6 +53,7 @@ export function closeAllStreams(): void {
 
 class EventStream {
   readonly #raw: FastifyReply['raw'];
+  readonly #socket: Socket;
   readonly #eventLog: EventLog;
   readonly #options: StreamOptions;
   readonly #unwatch: () => void;
@@ -68,10 +70,12 @@ class EventStream {
     this.#cursor = options.after;
     open.add(this);
     sweep ??= setInterval(sweepStreams, SWEEP_MS).unref();
-    this.#raw.on('close', this.#onClose);
+    // The socket's, since a response that still waits for the one before it on its connection hears of no close.
+    this.#socket = request.raw.socket;
+    this.#socket.on('close', this.#onClose);
     this.#raw.on('error', this.#onClose);
     this.#raw.on('drain', this.#onDrain);
-    request.raw.socket.setNoDelay(true);
+    this.#socket.setNoDelay(true);
     this.#raw.writeHead(200, {
       ...options.headers,
       'content-type': 'text/event-stream; charset=utf-8',
@@ -82,7 +86,7 @@ class EventStream {
     this.#unwatch = eventLog.watch(options.runId, { onBatch: this.#onBatch, onFault: this.#onFault });
     this.#write('retry: 2000\n\n');
     // The client may have gone while the change that it asked for was made; then nothing is emitted any more.
-    if (this.#raw.destroyed) this.#onClose();
+    if (this.#socket.destroyed) this.#onClose();
     else {
       this.#unlessFaulty(() => {
         this.#catchUp();
@@ -116,8 +120,13 @@ class EventStream {
     else if (batch.lastSeq > this.#cursor) this.#catchUp();
   };
 
+  /** Goes on in another turn: a socket that takes everything at once would else keep all others waiting until the log is at its end. */
   readonly #onDrain = (): void => {
-    if (this.#blockedSince === undefined) return;
+    if (this.#blockedSince !== undefined) setImmediate(this.#goOn);
+  };
+
+  readonly #goOn = (): void => {
+    if (this.#over || this.#blockedSince === undefined || this.#raw.writableNeedDrain) return;
     this.#blockedSince = undefined;
     this.#backlog = 0;
     this.#unlessFaulty(() => {
@@ -184,6 +193,7 @@ class EventStream {
       clearInterval(sweep);
       sweep = undefined;
     }
+    this.#socket.off('close', this.#onClose);
     this.#raw.off('drain', this.#onDrain);
   }
 }

@@ -249,16 +249,28 @@ export class RunChanges {
   endFailed(row: RunRow, cause: { readonly code: 'crash_loop' | 'internal'; readonly message: string }): Written {
     const nowMs = this.#now();
     const error = failureProblem(cause);
+    const answer = this.#settledAnswer(row.n);
     const partialOutput = partialText(this.#store.lastFrames(row.n, TAIL_ROWS));
     this.#store.dropEphemeral(row.n);
-    const lines = [eventLine({ type: 'run.failed', error, partialOutput }, row, nowMs)];
+    const lines = [eventLine({ type: 'run.failed', error, partialOutput, ...answer }, row, nowMs)];
     const batch = this.#store.addEvents(row.n, lines, nowMs);
     this.#store.applyEnd(
       row.n,
-      { status: 'failed', error, partialOutput },
+      { status: 'failed', error, partialOutput, ...answer },
       { seq: batch.lastSeq, attempt: row.attempt, nowMs },
     );
     return { row: this.owned(row.id, row.owner), batch };
+  }
+
+  /** An answer that had been settled is kept, whatever became of its clean-up (R59). */
+  #settledAnswer(n: number): { readonly output?: unknown } {
+    try {
+      const { settled } = this.#store.position(n);
+      return settled?.status === 'completed' ? { output: settled.output } : {};
+    } catch {
+      // A record that cannot be read fails its run, and says nothing of an answer.
+      return {};
+    }
   }
 
   /** @throws StateConflictError while the run or a run below it is active */

@@ -138,7 +138,12 @@ export class RunJournal implements Journal, WriteSource {
       if (entry === undefined) continue;
       for (const response of entry.checkpoint?.responses ?? []) this.#responseIds.add(response.modelCallId);
       if (entry.checkpoint !== undefined)
-        store.applyCheckpoint(this.#run.n, entry.checkpoint, { seq, nowMs, responseIds: this.#responseIds });
+        store.applyCheckpoint(this.#run.n, entry.checkpoint, {
+          seq,
+          nowMs,
+          responseIds: this.#responseIds,
+          ends: entry.end !== undefined,
+        });
       if (entry.usage !== undefined) store.putUsage(this.#run.n, entry.usage);
       if (entry.end !== undefined) store.applyEnd(this.#run.n, entry.end, { seq, attempt: this.#run.attempt, nowMs });
     }

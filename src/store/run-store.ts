@@ -23,6 +23,25 @@ class TransitionRefusedError extends Error {
   }
 }
 
+/** Characters of a row of events, about: a reader reads whole rows, so no row is longer than what is sent at once. */
+const ROW_CHARS = 131_072;
+
+/** Events as rows of the log, an event that is longer than a row in one of its own. */
+function inRows(lines: readonly string[], lastSeq: number): EventBatch[] {
+  const rows: EventBatch[] = [];
+  let from = 0;
+  let chars = 0;
+  lines.forEach((line, index) => {
+    chars += line.length;
+    const next = index + 1;
+    if (chars < ROW_CHARS && next < lines.length) return;
+    rows.push(framed(lines.slice(from, next), lastSeq - lines.length + next));
+    from = next;
+    chars = 0;
+  });
+  return rows;
+}
+
 /** The epoch of a run that is running from the start. */
 export const FIRST_EPOCH = 1;
 
@@ -128,15 +147,12 @@ export class RunStore extends ConversationStore {
   }
 
   #insertEvents(n: number, lines: readonly string[], lastSeq: number): EventBatch {
-    const batch = framed(lines, lastSeq);
-    if (lines.length > 0)
-      this.sql('INSERT INTO events (run, first_seq, last_seq, frames) VALUES (?, ?, ?, ?)').run(
-        n,
-        batch.firstSeq,
-        lastSeq,
-        batch.frames,
-      );
-    return batch;
+    const rows = inRows(lines, lastSeq);
+    const insert = this.sql('INSERT INTO events (run, first_seq, last_seq, frames) VALUES (?, ?, ?, ?)');
+    for (const row of rows) insert.run(n, row.firstSeq, row.lastSeq, row.frames);
+    const [batch] = rows;
+    if (batch !== undefined && rows.length === 1) return batch;
+    return { firstSeq: lastSeq - lines.length + 1, lastSeq, frames: rows.map(({ frames }) => frames).join('') };
   }
 
   /**
@@ -171,7 +187,13 @@ export class RunStore extends ConversationStore {
   applyCheckpoint(
     n: number,
     checkpoint: Checkpoint,
-    at: { readonly seq: number; readonly nowMs: number; readonly responseIds: ReadonlySet<string> },
+    at: {
+      readonly seq: number;
+      readonly nowMs: number;
+      readonly responseIds: ReadonlySet<string>;
+      /** Whether the attempt ends with it. */
+      readonly ends?: boolean;
+    },
   ): void {
     const { position, turnCount } = checkpoint;
     if (
@@ -211,7 +233,13 @@ export class RunStore extends ConversationStore {
       const known = JSON.parse(this.doc(n, 'unknown') ?? '[]') as unknown[];
       this.putDoc(n, 'unknown', JSON.stringify([...known, ...checkpoint.unknownToolCalls]));
     }
-    if (checkpoint.turnEnd === true) this.putCheckpoint(n, { seq: at.seq, turnEnd: true, nowMs: at.nowMs, position });
+    if (checkpoint.turnEnd !== true) return;
+    // Behind a clean-up the turn ends once more: what the clean-up wrote is of it, for a fork as for a resume.
+    if (at.ends === true)
+      this.sql(
+        'DELETE FROM checkpoints WHERE run = ? AND turn_end = 1 AND turn = (SELECT turn_count FROM runs WHERE n = ?)',
+      ).run(n, n);
+    this.putCheckpoint(n, { seq: at.seq, turnEnd: true, nowMs: at.nowMs, position });
   }
 
   /** Something of the run changed that no event tells. */

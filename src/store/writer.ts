@@ -22,8 +22,9 @@ const LONGEST_PAUSE_MS = 1000;
  *
  * It writes on the main thread: a source decides by what it reads inside the same transaction (compare-and-set on status and
  * epoch), and a group that fails is taken apart and written again source by source, which a worker thread could do only by
- * owning all of that. Measured on both (`test/bench/RESULTS.md`): at 256 runs at once they are equal, the main thread at less
- * CPU a step; at 1 to 16 a worker makes 1.3 to 2.5 times the steps, since the loop does not wait for the disk.
+ * owning all of that. Measured on both (`test/bench/RESULTS.md`): with little other work the main thread makes up to a third more
+ * steps with fsync, and three times as many without, since nothing goes to and fro; with much of it both do the same. On a
+ * machine whose disk is slow or busy a worker makes up to 2.5 times the steps of 1 to 16 runs, since the loop does not wait for the disk.
  *
  * Urgent sources are committed at the end of the present turn of the event loop. Lazy ones (streamed deltas) may wait for a
  * multiple of what the last commit took, so a flood of small pieces cannot spend the process's time on fsyncs.

@@ -290,6 +290,24 @@ describe('killed in clean-up', () => {
       { output: 'the answer' },
     ]);
   });
+
+  it('of a finished run ever again: it is given up, and the answer is kept', async () => {
+    lab.model.script({ text: 'the answer' });
+    const held = lab.ledger.blockBefore('onRunEnd');
+    const { body: run } = await startRun(lab, { agent: 'slow-end' });
+    await held.reached;
+    held.release();
+    for (let death = 1; death <= 3; death += 1) {
+      const again = lab.ledger.blockBefore('onRunEnd');
+      await kill();
+      await lab.server.restart();
+      if (death < 3) await again.reached;
+      again.release();
+    }
+    const failed = { error: { code: 'crash_loop' }, output: 'the answer' };
+    expect(await ended(lab, run.id)).toMatchObject({ status: 'failed', ...failed });
+    expect((await logOf(lab, run.id)).at(-1)).toMatchObject({ type: 'run.failed', ...failed });
+  });
 });
 
 it('waiting for approval: still waiting after three restarts, with the same interruption ids', async () => {

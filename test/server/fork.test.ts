@@ -14,6 +14,7 @@ import {
   runToEnd,
   startLab,
   typesOf,
+  WAIT,
 } from './lab.js';
 
 let lab: Lab;
@@ -140,6 +141,20 @@ it('carries the state of the shims as it was then', async () => {
   const { body } = await fork(run.id, { input: 'go' });
   await ended(lab, body.id);
   expect(JSON.stringify((await stateOf(body.id)).shimState)).toContain('first');
+});
+
+it('begins from what the clean-up of the turn left, as a resume does, whether the turn is named or not', async () => {
+  const shims = { lab: { ledger: lab.ledger.url, mark: 'left' } };
+  const run = await runToEnd(lab, { shims });
+  expect((await stateOf(run.id)).shimState).toMatchObject({ 'lab:ended': 'left' });
+  for (const turn of [undefined, 1]) {
+    lab.model.script({ text: 'x', gate: new Promise(() => undefined), gateAt: 'start' });
+    const { body } = await fork(run.id, { input: 'go', turn });
+    expect((await stateOf(body.id)).shimState).toMatchObject({ 'lab:ended': 'left' });
+    await lab.server.json('DELETE', `/v1/runs/${String(body.id)}`, undefined, WAIT);
+  }
+  const { body } = await lab.server.json('GET', `/v1/runs/${String(run.id)}/checkpoints`);
+  expect(body.data).toMatchObject([{ turn: 0 }, { turn: 1, seq: run.lastSeq }]);
 });
 
 it('sends nothing that either endpoint refuses', () => {

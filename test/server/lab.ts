@@ -64,6 +64,7 @@ export default defineShim({
     if (expiresInMs !== undefined) turn.requireApproval(['echo'], { expiresInMs, message: 'Quick?' });
   },
   async onRunEnd(result, transientState, run) {
+    if (result !== null && this.config.mark !== undefined) run.runState.shimState.set('lab:ended', this.config.mark);
     if (this.config.hold.includes('onRunEnd')) {
       await effect(this.config.ledger, 'onRunEnd', { runId: run.runId, output: result?.finalOutput ?? null });
     }

@@ -1,5 +1,6 @@
 import { once } from 'node:events';
 import { Agent, request as httpRequest } from 'node:http';
+import { connect } from 'node:net';
 import { setTimeout } from 'node:timers/promises';
 import { afterEach, beforeEach, describe, expect, it } from 'vitest';
 import type { JsonObject } from '../support/json-path.js';
@@ -197,6 +198,43 @@ describe('SIGTERM', () => {
     expect(await open.ended).toEqual({ how: 'end' });
     expect((await wait).status).toBe(200);
     for (const agent of agents) agent.destroy();
+  });
+});
+
+describe('SIGTERM beside connections that ask for nothing', () => {
+  it.each([
+    ['say nothing', ''],
+    ['send half a head', 'POST /v1/runs HTTP/1.1\r\nhost: x\r\n'],
+    [
+      'send half a body',
+      'POST /v1/runs HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{',
+    ],
+  ])('ends with 0 although they %s', async (_what, bytes) => {
+    const { port } = new URL(lab.server.url);
+    const socket = connect({ host: '127.0.0.1', port: Number(port) });
+    socket.on('error', () => undefined);
+    await once(socket, 'connect');
+    socket.write(bytes);
+    await setTimeout(100);
+    expect(await within(lab.server.term(), 5_000, 'the end')).toBe(0);
+    socket.destroy();
+  });
+
+  it('gives all answers of requests that were sent one behind the other, the last one as the last', async () => {
+    const { port } = new URL(lab.server.url);
+    lab.model.respondWith(() => ({ text: 'x', gate: never, gateAt: 'start' }));
+    await lab.server.restart({ env: { SHUTDOWN_GRACE_MS: '0' } });
+    const { body: run } = await startRun(lab, {});
+    const socket = connect({ host: '127.0.0.1', port: Number(new URL(lab.server.url).port || port) });
+    let got = '';
+    socket.setEncoding('utf8').on('data', (text: string) => (got += text));
+    const get = `GET /v1/runs/${String(run.id)} HTTP/1.1\r\nhost: x\r\nprefer: wait=20\r\n\r\n`;
+    socket.write(get + get + get);
+    await setTimeout(200);
+    const closed = once(socket, 'close');
+    expect(await within(lab.server.term(), 5_000, 'the end')).toBe(0);
+    await closed;
+    expect(got.match(/HTTP\/1\.1 200/g)).toHaveLength(3);
   });
 });
 

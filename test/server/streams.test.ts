@@ -266,6 +266,27 @@ describe('a disconnect', () => {
     }
   });
 
+  it('of a client that has sent its request behind another one on the same connection cancels too', async () => {
+    lab.model.respondWith(() => ({ text: 'x', gate: new Promise(() => {}), gateAt: 'start' }));
+    const { port } = new URL(lab.server.url);
+    const socket = connect({ host: '127.0.0.1', port: Number(port) });
+    await once(socket, 'connect');
+    for (const accept of ['accept: text/event-stream', 'accept: text/event-stream', 'prefer: wait=30']) {
+      const metadata = { gone: 'behind' };
+      const body = JSON.stringify({ agent: 'chat', input: 'hello', onDisconnect: 'cancel', metadata });
+      socket.write(
+        `POST /v1/runs HTTP/1.1\r\nhost: x\r\n${accept}\r\ncontent-type: application/json\r\ncontent-length: ${body.length}\r\n\r\n${body}`,
+      );
+    }
+    const statuses = async (): Promise<unknown[]> => {
+      const { body: page } = await lab.server.json('GET', '/v1/runs?metadata.gone=behind');
+      return (page.data as { status: string }[]).map(({ status }) => status);
+    };
+    await waitFor(async () => (await statuses()).filter((status) => status === 'running').length === 3);
+    socket.destroy();
+    await waitFor(async () => (await statuses()).filter((status) => status === 'cancelled').length === 3);
+  });
+
   it('of a reader that reads nothing drops it at 1 MiB of backlog; it comes back with its cursor', async () => {
     const door = gate();
     const text = Array.from({ length: 400 }, () => 'x'.repeat(32_768));

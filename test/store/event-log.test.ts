@@ -7,6 +7,7 @@ import { eventsOf, framed, lastTypeOf } from '../../src/agent/event-frames.js';
 import { openDatabase, openReader } from '../../src/store/database.js';
 import { EventReader } from '../../src/store/event-reader.js';
 import { MIGRATIONS } from '../../src/store/migrations.js';
+import { RunStore } from '../../src/store/run-store.js';
 
 let folder: string;
 beforeEach(() => {
@@ -87,6 +88,27 @@ it.each([1, 40, 200, 8000, 9200, 1_000_000])('pages of %i bytes give every event
     expect(got).toEqual(all.slice(after));
   }
   close();
+});
+
+it('what is committed together is in rows that a reader can take one by one', () => {
+  const database = openDatabase(folder, 'normal');
+  insertRun(database);
+  const lines = Array.from({ length: 300 }, (_, index) =>
+    line('tool.progress', 'é'.repeat(index % 50 === 0 ? 200_000 : 5000)),
+  );
+  const batch = new RunStore(database).addEvents(1, lines, 1);
+  const sizes = database.prepare('SELECT length(frames) FROM events').pluck().all() as number[];
+  expect(sizes.length).toBeGreaterThan(10);
+  expect(Math.max(...sizes)).toBeLessThan(200_000 + 131_072 + 6000);
+  const reading = openReader(folder);
+  const log = new EventReader(reading);
+  const got: string[] = [];
+  for (let page = log.page('run', 14, 262_144); page !== undefined; page = log.page('run', page.lastSeq, 262_144))
+    got.push(page.frames.toString());
+  expect(got.join('')).toBe(batch.frames);
+  expect([batch.firstSeq, batch.lastSeq]).toEqual([15, 314]);
+  reading.close();
+  database.close();
 });
 
 it('a log that was written as lines of JSON is brought into the present form', () => {
