@@ -73,6 +73,9 @@ it('D06 the first fifty requests to a fresh database are all taken, also fifty f
   expect(runs.map(({ status, input }) => [status, input])).toEqual(
     answers.map((_, at) => ['completed', `first ${at}`]),
   );
+  // The one that is taken does not end before the others have come.
+  const door = gate();
+  fresh.model.respondWith(() => ({ text: 'hi', gate: door.gate, gateAt: 'start' }));
   const one = await Promise.all(
     Array.from({ length: 50 }, async (_, at) => resume(fresh, runs[0]?.id, { input: `more ${at}` }, {})),
   );
@@ -80,6 +83,7 @@ it('D06 the first fifty requests to a fresh database are all taken, also fifty f
   expect(new Set(one.filter(({ status }) => status !== 202).map(({ body }) => body.code))).toEqual(
     new Set(['run_active']),
   );
+  door.open();
   await fresh.close();
 });
 
