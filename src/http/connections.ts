@@ -6,9 +6,9 @@ import fp from 'fastify-plugin';
 const LAST_BYTES_MS = 2000;
 
 /**
- * Lets no connection outlive its server. Node closes those that are idle between two requests; this closes those that have not asked
- * for anything yet at once, each other one after its last answer, and what is left after a moment: half a request, a client that does
- * not read.
+ * Lets no connection outlive its server, which Node does only for those between two requests: one that waits for no answer is closed at
+ * once, whether it has asked for anything yet or not, each other one after its last answer, and what is left after a moment: half a
+ * request, a client that does not read.
  */
 export const connections = fp(
   async (app) => {

@@ -51,9 +51,11 @@ export const metrics = fp<MetricsOptions>(
     const series = new Map<string, Histogram.Internal<string>>();
     const seriesOf = (method: string, route: string, status: number): Histogram.Internal<string> => {
       const key = `${method} ${status} ${route}`;
-      const known = series.get(key) ?? duration.labels(method, route, String(status));
-      series.set(key, known);
-      return known;
+      const known = series.get(key);
+      if (known !== undefined) return known;
+      const made = duration.labels(method, route, String(status));
+      series.set(key, made);
+      return made;
     };
     app.addHook('onResponse', (request, reply, done) => {
       // The pattern, never the path: ids in labels would make a series each.

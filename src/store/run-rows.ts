@@ -138,9 +138,12 @@ const TEXT = String.raw`"[^"\\]*(?:\\.[^"\\]*)*"`;
 /** How a request document begins where the input is a text: these two are not parsed and printed again for every poll. */
 const BEGINNING = new RegExp(`^\\{"input":(${TEXT}),"metadata":(\\{(?:${TEXT}:${TEXT},?)*\\})[,}]`);
 
+/** A longer document is parsed: matching many escapes takes as much of the stack as they are long. */
+const MATCHED_CHARS = 65_536;
+
 /** The JSON texts of what a run was asked for. */
 function askedFor(request: string): { readonly input: string; readonly metadata: string } {
-  const [, input, metadata] = BEGINNING.exec(request) ?? [];
+  const [, input, metadata] = (request.length <= MATCHED_CHARS ? BEGINNING.exec(request) : null) ?? [];
   if (input !== undefined && metadata !== undefined) return { input, metadata };
   const doc = JSON.parse(request) as { readonly input?: unknown; readonly metadata?: unknown };
   const json = (value: unknown): string => (value === undefined ? 'null' : JSON.stringify(value));

@@ -284,6 +284,7 @@ describe('GET /v1/runs', () => {
       'a","metadata":{"b":"c"},"x":"',
       '{}\n\u2028\u0001',
       'x'.repeat(200_000),
+      '\n"'.repeat(100_000),
       '日本語🙂',
     ];
     const inputs = [...texts, [{ role: 'user', content: 'a', providerOptions: { x: { metadata: { b: 'c' } } } }]];
